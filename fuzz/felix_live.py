@@ -31,7 +31,7 @@ from backports import zstd
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
-from quintet.net import quic_endpoint
+from quintet.net import quic_endpoint, quic_events
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import ListenerOptions
 from quintet.net.quic import QuicListener, QuicOptions
@@ -431,11 +431,11 @@ class Live:
             kind, link = event[0], self.links.get(event[1])
             if link is None:
                 continue
-            if kind == quic_endpoint.CONNECTED:
+            if kind == quic_events.CONNECTED:
                 link.connected = True
-            elif kind == quic_endpoint.CLOSED:
+            elif kind == quic_events.CLOSED:
                 link.closed = (event[2], event[3])
-            elif kind == quic_endpoint.DATA:
+            elif kind == quic_events.DATA:
                 lane = link.lanes.get(event[2])
                 if lane is None and event[2] in link.stopped:
                     continue

@@ -34,6 +34,7 @@ from quintet.net.websocket import FRAGMENTS_US, Heartbeat, WebSocketSession
 from quintet.protocols.base import Session
 from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.blipmq.session import BlipSession
+from quintet.protocols.doors import PROTOCOLS
 from quintet.protocols.fast import codec as fast
 from quintet.protocols.peerbus import codec as peerbus
 from quintet.protocols.peerbus.session import PeerSession
@@ -462,12 +463,15 @@ ELSEWHERE = {
     "flight/outgoing.py": "cuts who takes nothing; tests/flight/test_stalls.py",
     "flight/verbs.py": "hands the time to broker/doors/pipelines.py",
     "log/embedded/partitions/commit.py": "tests/log/test_journal.py: a journal that could not be made is tried again",
+    "log/embedded/partitions/roles.py": "says what partitions are asked",
     "log/embedded/partitions/shared.py": "hands the time to upkeep",
     "net/connection.py": "tests/net/test_clocks.py",
+    "net/doors.py": "hands the time to listeners and sessions",
     "net/loop.py": "is the clock",
     "net/quic.py": "tests/net/test_quic_streams.py: ClockedListener",
     "net/quic_streams.py": "tests/net/test_quic_streams.py: ClockedListener",
     "protocols/base.py": "the contract",
+    **{f"protocols/{name}/door.py": "hands the time to sessions" for name in PROTOCOLS},
     "server.py": "hands the time to sessions; collects garbage",
     "spark/sessions/launch.py": "waits for a process",
     "spark/source/connection.py": "tries again",
