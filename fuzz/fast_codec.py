@@ -40,7 +40,8 @@ class Sabotaged:
 
     @staticmethod
     def fast_split(*args: Any) -> tuple[list[Fields], int, int, bytes | None, bytes | None]:
-        items, consumed, fatal, unknown, same = kernel.fast_split(*args)
+        split, consumed, fatal, unknown, same = kernel.fast_split(*args)
+        items: list[Fields] = list(split)
         for i in range(1, len(items)):
             if items[i][0] == items[i - 1][0] == 3 and items[i][2] == items[i - 1][2]:
                 items[i] = (3, items[i - 1][1], *items[i][2:])

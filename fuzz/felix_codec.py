@@ -43,7 +43,8 @@ class Sabotaged:
 
     @staticmethod
     def felix_split(*args: Any) -> tuple[list[Fields], int, int]:
-        items, consumed, fatal = kernel.felix_split(*args)
+        split, consumed, fatal = kernel.felix_split(*args)
+        items: list[Fields] = list(split)
         for i in range(1, len(items)):
             if items[i][0] == items[i - 1][0] == 1 and items[i][4] == items[i - 1][4] == -1:
                 items[i] = (1, items[i - 1][1], *items[i][2:])
