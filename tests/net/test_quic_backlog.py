@@ -59,7 +59,7 @@ async def test_a_stream_that_waited_for_its_connection_goes_on(tmp_path: Path, m
         outlet.send([b"a"])
         await peer.answer(3, b"a")
         peer.endpoint.pause(peer.number, 3, True)
-        outlet.send([b"x" * (most + limits.MIB)])
+        outlet.send([b"x" * (most + 2 * limits.MIB)])
         await asyncio.sleep(0.05)
         peer.send(stream, ASK * 2)
         await until(lambda: len(peer.data[stream]) == ANSWER + 1)
