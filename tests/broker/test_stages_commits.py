@@ -346,9 +346,9 @@ def test_a_long_carry_over_writes_its_row_a_few_times_only(monkeypatch: pytest.M
     written: list[bytes] = []
     put = parts.intent_rows.put
 
-    def counted(key: bytes, row: IntentRow, done: Any = None) -> Promise[None]:
+    def counted(key: bytes, row: IntentRow) -> Promise[None]:
         written.append(key)
-        return put(key, row, done)
+        return put(key, row)
 
     monkeypatch.setattr(parts.intent_rows, "put", counted)
     texts = [b"%d" % number for number in range(200)]

@@ -10,15 +10,15 @@ from quintet import kernel
 from quintet.log import anchors, chain, pieces
 from quintet.log.anchors import Anchored, AnchorsBroken, pack_line
 from quintet.log.base import TopicSpec
-from quintet.log.chain import Verdict, verify_directory
+from quintet.log.chain import verify_directory
 from quintet.log.embedded import anchoring
 from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.files.segment import HEADER_BYTES, Header, pack_header, parse_header, segment_name
-from quintet.log.embedded.inspect import healed
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import StorageError
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness
+from tests.log.test_chain import anchored, file_of, sound, verify
 
 ANCHORS = "/data/anchors"
 SEGMENT = f"{PARTITION}/{segment_name(0)}"
@@ -27,33 +27,10 @@ KEY = bytes(range(32))
 HOUR_US = 3_600_000_000
 
 
-def anchored(disk: SimDisk | None = None, **options: Any) -> Harness:
-    return Harness(disk, **{"anchor_file": ANCHORS, **options})
-
-
-def verify(disk: SimDisk, *keys: bytes, head: str = "") -> Verdict:
-    names = {chain.key_name(key): key for key in keys}
-    numbered = {chain.key_id(key): key for key in keys}
-    seen = healed(disk, "/data", [])
-    return verify_directory(seen, "/data", numbered, lambda: anchors.load(disk, ANCHORS, names), head)
-
-
 def in_pieces(disk: SimDisk) -> pieces.Chains:
     found = pieces.prepare("/data", disk=disk)
     found.conclude([pieces.follow(each, found.keys, disk) for each in found.pieces])
     return found
-
-
-def sound(disk: SimDisk, *keys: bytes, head: str = "") -> Verdict:
-    found = verify(disk, *keys, head=head)
-    assert (found.status, found.broken, found.cannot) == (0, None, "")
-    return found
-
-
-def file_of(disk: SimDisk, path: str) -> bytes:
-    data = disk.read_file(path)
-    assert data is not None
-    return data
 
 
 # -- a chain must not break by itself ----------------------------------------------------------------------------------

@@ -69,11 +69,11 @@ class Table(Generic[T]):
         except msgspec.DecodeError as error:
             raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
 
-    def put(self, key: bytes, row: T, done: Done | None = None) -> Promise[None]:
-        return self.put_built(key, row, self.build(key, self._encode(row)), done)
+    def put(self, key: bytes, row: T) -> Promise[None]:
+        return self.put_built(key, row, self.build(key, self._encode(row)))
 
-    def delete(self, key: bytes, done: Done | None = None) -> Promise[None]:
-        return self.put_built(key, None, self.build(key, None), done)
+    def delete(self, key: bytes) -> Promise[None]:
+        return self.put_built(key, None, self.build(key, None))
 
     def delete_many(self, keys: Sequence[bytes], done: Done) -> None:
         """All of them in one batch, in this order."""
@@ -94,11 +94,9 @@ class Table(Generic[T]):
         """The batch of an encoded row: of a large one a thread may make it."""
         return kernel.build([value], [key], origin=b"quintet:broker")
 
-    def put_built(self, key: bytes, row: T | None, batch: bytearray, done: Done | None = None) -> Promise[None]:
+    def put_built(self, key: bytes, row: T | None, batch: bytearray) -> Promise[None]:
         """As `put`, of a row that is in this batch already."""
         durable: Promise[None] = Promise()
-        if done is not None:
-            durable.then(lambda _, error: done(error))
         self._partition.append(batch, partial(self._appended, key, self._rows.get(key), row, durable))
         self._set(key, row)
         return durable

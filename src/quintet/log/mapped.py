@@ -140,7 +140,7 @@ def _read_file(file: File, offset: int, wish: Wish) -> Generator[Gathered, None,
         with _mapped(file.path) as (data, handle):
             return (yield from _Segment(file.path, data, handle, file, wish).read(offset, end))
     except FileNotFoundError:
-        path = _heir(file.path, offset)
+        path = _successor_of(file.path, offset)
     if path is not None:
         try:
             with _mapped(path) as (data, handle):
@@ -150,7 +150,7 @@ def _read_file(file: File, offset: int, wish: Wish) -> Generator[Gathered, None,
     return offset if offset >= end else _lost(wish, offset, end)
 
 
-def _heir(path: str, offset: int) -> str | None:
+def _successor_of(path: str, offset: int) -> str | None:
     """The file that this one was merged into by compaction: in its directory, the last one that begins at or before
     offset."""
     directory = os.path.dirname(path)

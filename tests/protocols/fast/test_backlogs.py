@@ -52,7 +52,7 @@ def test_what_is_left_of_a_backlog_goes_to_another_member(sim: FastSim) -> None:
     assert reader(sim).got() == [b"7"], "its place is kept"
 
 
-def test_the_rest_of_a_backlog_moves_on_with_every_heir(sim: FastSim) -> None:
+def test_the_rest_of_a_backlog_moves_on_with_every_successor(sim: FastSim) -> None:
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
@@ -68,39 +68,39 @@ def test_the_rest_of_a_backlog_moves_on_with_every_heir(sim: FastSim) -> None:
     assert third.got() == [b"4"]
 
 
-def test_the_rest_of_a_backlog_waits_for_the_next_if_the_heir_goes_too(sim: FastSim) -> None:
+def test_the_rest_of_a_backlog_waits_if_the_successor_goes_too(sim: FastSim) -> None:
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
     first = FastPeer(sim)
     first.room_bytes = 0
     first.exchange(codec.subscribe(ANN, DEMO))
-    heir = reader(sim)
-    heir.room_bytes = 0
+    successor = reader(sim)
+    successor.room_bytes = 0
     first.close()
-    heir.close()
+    successor.close()
     sim.restart()
     assert reader(sim).got() == values(0, 4)
 
 
-def test_an_heir_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -> None:
+def test_an_successor_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -> None:
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
     first = FastPeer(sim)
     first.room_bytes = 0
     first.exchange(codec.subscribe(ANN, DEMO))
-    heir = reader(sim)
+    successor = reader(sim)
     peer.exchange(publish(ANN, b"seen"))
-    assert heir.got() == [b"seen"]
-    heir.room_bytes = 0
+    assert successor.got() == [b"seen"]
+    successor.room_bytes = 0
     peer.exchange(publish(ANN, b"new"))
     first.close()
-    heir.room_bytes = 1 << 20
-    heir.unpark()
-    assert heir.got() == [*values(0, 4), b"new"]
+    successor.room_bytes = 1 << 20
+    successor.unpark()
+    assert successor.got() == [*values(0, 4), b"new"]
     peer.exchange(publish(ANN, b"newer"))
-    assert heir.got() == [b"newer"]
+    assert successor.got() == [b"newer"]
 
 
 # -- bounds ---------------------------------------------------------------------------------------------------------------

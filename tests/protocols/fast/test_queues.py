@@ -181,7 +181,7 @@ def test_the_backlog_goes_on_where_the_last_subscriber_was(sim: FastSim) -> None
     first.close()
     assert sim.broker.queues.promoted == 1
     peer.exchange(publish(ANN, b"2"))
-    assert second.got() == [b"1", b"2"], "the heir gets each once"
+    assert second.got() == [b"1", b"2"], "the successor gets each once"
     second.exchange(codec.unsubscribe(ANN, DEMO))
     peer.exchange(publish(ANN, b"3"))
     assert second.got() == []
@@ -189,7 +189,7 @@ def test_the_backlog_goes_on_where_the_last_subscriber_was(sim: FastSim) -> None
     assert third.got() == [b"3"]
 
 
-def test_the_heir_goes_on_where_it_was_also_when_it_was_behind(sim: FastSim) -> None:
+def test_the_successor_goes_on_where_it_was_also_from_behind(sim: FastSim) -> None:
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
     fast, slow = reader(sim), reader(sim)
     slow.room_bytes = 0

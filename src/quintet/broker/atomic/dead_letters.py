@@ -214,9 +214,7 @@ class DeadLetters:
         browse = _Browse(self, topic, min(maximum, BROWSE_MAX), place[0], place[1] + 1)
         batches: list[RecordBatch] = []
         while True:
-            looked: Promise[Partition | None] = Promise()
-            patience.slices.run(browse.look(batches), looked.done, patience.wanted)
-            partition = await looked
+            partition = await patience.slices.finish(browse.look(batches), patience.wanted)
             if partition is None:
                 return browse.items
             visible = partition.visible

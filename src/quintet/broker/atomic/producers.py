@@ -282,7 +282,9 @@ class Producers:
         topic = self._where[where]
         upto = topic.partitions[where[1]].visible
         producers = [(id, producer.ranges) for id, producer in self._known[where].items()]
-        self._table.put(_key(*where), ProducerRow(topic.name, where[0], where[1], upto, producers), done)
+        durable = self._table.put(_key(*where), ProducerRow(topic.name, where[0], where[1], upto, producers))
+        if done is not None:
+            durable.then(lambda _, error: done(error))
 
 
 def _remember(known: OrderedDict[int, _Producer], id: int) -> _Producer:

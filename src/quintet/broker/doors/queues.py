@@ -402,22 +402,22 @@ class Queues:
     def _promote(self, queue: Queue, backlog: Subscription) -> None:
         """The backlog goes on where another member is: that one's place is kept from now on. What is left of it from before
         that member came, nobody has got: it gets that first."""
-        heir = next(iter(queue.members.values()))
-        own = heir.subscription
+        successor = next(iter(queue.members.values()))
+        own = successor.subscription
         assert own is not None, "each member of a fan-out reads from a subscription"
-        own.detach(heir.sink)
+        own.detach(successor.sink)
         had, lanes = {}, []
-        for left, began, lane in zip(backlog.lanes, heir.began, own.lanes, strict=True):
+        for left, began, lane in zip(backlog.lanes, successor.began, own.lanes, strict=True):
             if left.position < began:
                 had[lane.partition.number] = (began, lane.position)
             lanes.append(Lane(lane.partition, left.position if left.position < began else lane.position))
         backlog.lanes = lanes
-        backlog.served_by(heir.bearer.name)
-        heir.subscription = backlog
-        heir.feed = Takeover(heir.sink, had) if had else heir.sink
+        backlog.served_by(successor.bearer.name)
+        successor.subscription = backlog
+        successor.feed = Takeover(successor.sink, had) if had else successor.sink
         self._drop(own)
         self.promoted += 1
-        backlog.attach(heir.feed)
+        backlog.attach(successor.feed)
 
     def _drop(self, subscription: Subscription) -> None:
         if self._subscriptions.find(subscription.owner, subscription.id) is subscription:  # else it went with its topic

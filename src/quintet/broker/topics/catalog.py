@@ -437,7 +437,7 @@ class Topics:
         fixed = self._policy.rule_for(topic.name).durability is not None or isinstance(topic, CacheTopic)
         if durable and topic.in_memory and not topic.waiting and not fixed:
             spec = replace(topic.spec, durability=self._policy.durable)
-            self._table.put(raw, _row(spec), lambda error: self._harden(topic, spec, error))
+            self._table.put(raw, _row(spec)).then(lambda _, error: self._harden(topic, spec, error))
             topic.hold()
         return topic
 
@@ -526,7 +526,7 @@ class Topics:
         topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:
-                self._table.put(raw, _row(spec), lambda error: self._created(topic, error))
+                self._table.put(raw, _row(spec)).then(lambda _, error: self._created(topic, error))
             except QuintetError:
                 self._log.delete_topic(spec.id)
                 raise
