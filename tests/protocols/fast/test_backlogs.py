@@ -83,7 +83,7 @@ def test_the_rest_of_a_backlog_waits_if_the_successor_goes_too(sim: FastSim) -> 
     assert reader(sim).got() == values(0, 4)
 
 
-def test_an_successor_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -> None:
+def test_a_successor_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -> None:
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
