@@ -85,7 +85,7 @@ def applied(settings: Settings) -> tuple[object, ...]:
         server._peer_options(settings.peers),
         server._quotas(settings),
         server._users(settings),
-        settings.drain_timeout_s,
+        settings.drain_timeout_seconds,
         (felix.tls_cert, felix.tls_key, felix.tls_client_ca, felix.certificate_names),
     )
 

@@ -1,7 +1,7 @@
 """The composition root: builds the line from the configuration, owns start and stop. Nothing else imports everything.
 
 start: data directory -> log.recover -> broker -> listeners -> admin -> ready line
-TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_s)
+TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_seconds)
 HUP:   read the configuration again and take what config/reloading.py lists; the old policy stays if the new is bad
 """
 
@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -33,6 +33,7 @@ from quintet.config import Settings, reloading
 from quintet.config.doors import FlightListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
+from quintet.config.renaming import OldName
 from quintet.config.tenancy import CacheSection
 from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
@@ -43,6 +44,7 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
+from quintet.model.sections import microseconds
 from quintet.net.connection import Connection
 from quintet.net.doors import OpenDoors, cannot_listen, content
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
@@ -66,14 +68,23 @@ GOODBYE_S = 0.5  # for peers to take what was still being sent to them
 COLLECT_YOUNG_OBJECTS = 2_000
 COLLECT_IDLE_US = 60_000_000
 COLLECT_LATEST_US = 1_800_000_000
-DAY_US = 24 * 3600 * 1_000_000
 
 _log = structlog.get_logger()
 
 
-def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Settings]) -> int:
-    """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again."""
+def warn_of_old_name(name: OldName) -> None:
+    """A key of the configuration was given by a name that the next release does not know."""
+    _log.warning("option_renamed", origin=name.origin, old=name.old, new=name.new, hint=str(name))
+
+
+def serve(
+    settings: Settings, *, print_ready: bool, reload: Callable[[], Settings], old_names: Iterable[OldName] = ()
+) -> int:
+    """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again; `old_names` were
+    found when it was read."""
     logs.configure(settings.log.level, settings.log.format)
+    for name in old_names:
+        warn_of_old_name(name)
     raise_open_files()
     try:
         with runner() as running:
@@ -134,7 +145,7 @@ class Server:
             _report,
             tail_cache_bytes=settings.limits.tail_cache_bytes,
             memory_topics_bytes=settings.limits.memory_topics_bytes,
-            disk_floor_bytes=settings.limits.disk_floor_bytes,
+            disk_floor_bytes=settings.limits.disk_free_bytes_min,
             chain=settings.audit.chain,
             chain_key=_chain_key(settings),
             anchor_file=str(settings.audit.anchor_file or settings.data / ANCHORS_NAME),
@@ -194,9 +205,9 @@ class Server:
             name,
             door.host,
             door.port,
-            min(door.max_connections, limits.connections_max),
-            max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
-            auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute,
+            min(door.connections_max, limits.connections_max),
+            max(limits.connections_per_address_max, door.connections_max if self.settings.dev else 0),
+            auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute_max,
         )
 
     def _open_flight(self, door: FlightListener) -> None:
@@ -214,9 +225,9 @@ class Server:
         options = DoorOptions(
             door.host,
             door.port,
-            door.max_calls,
+            door.calls_max,
             self.settings.data if door.map_files else None,
-            0 if self.settings.dev else self.settings.limits.auth_failures_per_minute,
+            0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max,
             certificate=content(door.tls_cert),
             key=content(door.tls_key),
             client_ca=content(door.tls_client_ca),
@@ -325,7 +336,7 @@ class Server:
             listener.stop_accepting()
         if self.flight is not None:
             self.flight.close()
-        deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_s
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_seconds
         while self.log.unsynced_bytes and asyncio.get_running_loop().time() < deadline - 2 * GOODBYE_S:
             await asyncio.sleep(0.005)
         for listener in self.listeners.values():
@@ -346,7 +357,7 @@ class Server:
             self._ticker.cancel()
         saved = asyncio.Event()
         self.broker.save(saved.set)
-        await asyncio.wait_for(saved.wait(), self.settings.drain_timeout_s)
+        await asyncio.wait_for(saved.wait(), self.settings.drain_timeout_seconds)
         self.broker.audit.record("system.stop", "", "", "success")
         await self._close_log()
         if self.admin is not None:
@@ -356,7 +367,7 @@ class Server:
     async def _close_log(self) -> None:
         closed = asyncio.Event()
         self.log.close(closed.set)
-        await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_s)
+        await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_seconds)
 
 
 def _quiet_the_collector() -> None:
@@ -453,7 +464,7 @@ def _peer_options(peers: Peers) -> PeerOptions:
         mailbox_bytes_max=peers.mailbox_bytes_max,
         mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
         broadcast_ttl_us=peers.broadcast_ttl_seconds * 1_000_000,
-        name_idle_us=peers.name_idle_days * DAY_US,
+        name_idle_us=peers.name_idle_seconds * 1_000_000,
         names_per_owner_max=peers.names_per_owner_max,
     )
 
@@ -463,21 +474,21 @@ def _cache_options(cache: CacheSection) -> CacheOptions:
         durability=cache.durability,
         memory_bytes=cache.memory_bytes,
         eviction=cache.eviction,
-        key_bytes_max=cache.max_key_bytes,
-        value_bytes_max=cache.max_value_bytes,
-        caches_max=cache.max_caches,
+        key_bytes_max=cache.key_bytes_max,
+        value_bytes_max=cache.value_bytes_max,
+        caches_max=cache.caches_max,
     )
 
 
 def _quotas(settings: Settings) -> dict[str, TenantQuota]:
     return {
         tenant.name: TenantQuota(
-            connections_max=tenant.max_connections,
-            streams_max=tenant.max_streams,
-            subscriptions_max=tenant.max_subscriptions,
-            caches_max=tenant.max_caches,
+            connections_max=tenant.connections_max,
+            streams_max=tenant.streams_max,
+            subscriptions_max=tenant.subscriptions_max,
+            caches_max=tenant.caches_max,
             cache_bytes=tenant.cache_bytes,
-            publish_bytes_per_second=tenant.publish_bytes_per_second,
+            publish_bytes_per_second=tenant.publish_bytes_per_second_max,
         )
         for tenant in settings.tenants
     }
@@ -500,18 +511,18 @@ def _broker_options(settings: Settings) -> BrokerOptions:
             )
         )
     return BrokerOptions(
-        topics=TopicPolicy(rules, topics.durability, topics.max_topics, delivery.queue_messages_max),
+        topics=TopicPolicy(rules, topics.durability, topics.topics_max, delivery.queue_messages_max),
         delivery=Policy(
             in_flight_max=delivery.in_flight_max,
-            attempts_max=delivery.max_attempts,
-            poll_backoff_us=delivery.retry_backoff_ms * 1000,
-            push_timeout_us=delivery.push_timeout_ms * 1000,
+            attempts_max=delivery.attempts_max,
+            poll_backoff_us=microseconds(delivery.retry_backoff_seconds),
+            push_timeout_us=microseconds(delivery.push_timeout_seconds),
         ),
         dead_letter_suffix=delivery.dead_letter_suffix,
-        subscription_idle_us=delivery.subscription_idle_days * DAY_US,
+        subscription_idle_us=microseconds(delivery.subscription_idle_seconds),
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
-        group_timeout_us=delivery.group_timeout_ms * 1000,
+        group_timeout_us=microseconds(delivery.group_timeout_seconds),
         queues=_queue_options(settings.listeners.of(FAST)),
         peers=_peer_options(settings.peers),
         caches=_cache_options(settings.cache),

@@ -56,7 +56,7 @@ NATIVE = kernel.QuicEndpoint is not None
 
 
 def settings(felix: str = "", limits: str = "") -> str:
-    always = "disk_floor_bytes = 0\ntail_cache_bytes = 8388608\nconnections_per_address_max = 5000\n"
+    always = "disk_free_bytes_min = 0\ntail_cache_bytes = 8388608\nconnections_per_address_max = 5000\n"
     return config(rest=f"[limits]\n{always}{limits}\n[listeners.felix]\nport = 0\n{felix}\n")
 
 
@@ -142,9 +142,9 @@ def is_retry(data: bytes) -> bool:
 
 
 def test_a_flood_of_first_packets_from_forged_addresses(tmp_path: Path) -> None:
-    """Below `retry_above` at most three times the bytes come back, above it a Retry that is far smaller than what it answers;
+    """Below `unproven_handshakes_max` at most three times the bytes come back, above it a Retry that is far smaller than what it answers;
     who answers is let in all the while."""
-    with Broker(tmp_path, settings(f"retry_above = {RETRY_ABOVE}")) as broker:
+    with Broker(tmp_path, settings(f"unproven_handshakes_max = {RETRY_ABOVE}")) as broker:
         probe(broker)
         before = broker.resident_bytes()
         crowd = sources(RETRY_ABOVE + 200)

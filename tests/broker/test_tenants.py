@@ -134,18 +134,18 @@ def test_quotas_and_caches_come_from_the_configuration(tmp_path: Path) -> None:
         durability = "os"
         memory_bytes = "1 MiB"
         eviction = "refuse"
-        max_key_bytes = 1
-        max_value_bytes = 2
-        max_caches = 3
+        key_bytes_max = 1
+        value_bytes_max = 2
+        caches_max = 3
 
         [[tenants]]
         name = "t"
-        max_connections = 4
-        max_streams = 5
-        max_subscriptions = 6
-        max_caches = 7
+        connections_max = 4
+        streams_max = 5
+        subscriptions_max = 6
+        caches_max = 7
         cache_bytes = 8
-        publish_bytes_per_second = 9
+        publish_bytes_per_second_max = 9
 
         [[tenants]]
         name = "free"

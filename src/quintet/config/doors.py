@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import Field, create_model
 
 from quintet.model.errors import ConfigError
+from quintet.model.sections import Count, Port, Renamed, Section
 from quintet.protocols.door import Door
 from quintet.protocols.doors import DOORS, Doors
-from quintet.protocols.options import Count, Listener, Port, Section, TlsListener
+from quintet.protocols.options import Listener, TlsListener
 
 L = TypeVar("L", bound=Listener)
 
 
 class FlightListener(TlsListener):
     """The Arrow Flight door."""
+
+    renamed = (Renamed("max_calls", "calls_max"),)
 
     enabled: bool = Field(
         default=True,
@@ -31,7 +34,7 @@ class FlightListener(TlsListener):
     tls_key: Path | None = Field(
         default=None, description="PEM file with the private key; read at start, a reload does not reach this door."
     )
-    max_calls: Count = Field(default=256, description="Calls and streams under way at once; more are refused.")
+    calls_max: Count = Field(default=256, description="Calls and streams under way at once; more are refused.")
     map_files: bool = Field(
         default=True,
         description="Whether readers on this machine are told where the segment files are, to read them in place.",

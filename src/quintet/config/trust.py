@@ -7,7 +7,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from quintet.config.fields import read_secret
 from quintet.model import envelope, limits
-from quintet.protocols.options import Bytes, Count, Section
+from quintet.model.sections import DAY_SECONDS, Bytes, BytesMax, Count, Renamed, Seconds, Section
 
 SECRET_BYTES_MIN: Final = {"HS256": 32, "HS384": 48, "HS512": 64}  # RFC 7518, section 3.2: as long as the hash
 
@@ -44,8 +44,8 @@ class Tokens(Section):
     algorithms: tuple[Literal["HS256", "HS384", "HS512"], ...] = Field(
         default=("HS256",), description="Algorithms accepted, whatever a token says of itself.", min_length=1
     )
-    leeway_seconds: int = Field(
-        default=60, ge=0, le=3600, description="How far clocks may be apart when exp and nbf are judged, in seconds."
+    leeway_seconds: Annotated[Seconds, Field(le=3600)] = Field(
+        default=60, description="How far clocks may be apart when exp and nbf are judged, in seconds."
     )
     jwks_file: Path | None = Field(
         default=None,
@@ -92,6 +92,8 @@ class PeerKey(Section):
 class Peers(Section):
     """What peers of the peerbus door may do, whichever listener they come by."""
 
+    renamed = (Renamed("name_idle_days", "name_idle_seconds", times=DAY_SECONDS),)
+
     hmac_secret: str | None = Field(
         default=None, description="The secret all peers share. Prefer hmac_secret_file.", repr=False
     )
@@ -110,25 +112,26 @@ class Peers(Section):
         description="What becomes of an envelope whose `from` is not the peer that sent it: refuse, or carry it as the "
         "published broker does.",
     )
-    replay_window_seconds: Count = Field(
+    replay_window_seconds: Annotated[Seconds, Field(ge=1)] = Field(
         default=600, description="How long ids of messages are remembered, in seconds; also over a restart."
     )
     replay_ids_max: Count = Field(default=1_000_000, description="Ids of messages remembered at once.")
     mailbox_messages_max: Count = Field(
         default=100_000, description="Messages waiting in one mailbox; one more is dropped and counted."
     )
-    mailbox_bytes_max: Bytes = Field(
+    mailbox_bytes_max: BytesMax = Field(
         default=256 * limits.MIB, description="Bytes waiting in one mailbox; what comes above is dropped and counted."
     )
-    mailbox_ttl_seconds: int = Field(
-        default=7 * 24 * 3600, ge=0, description="Age at which a waiting message is dropped, in seconds; 0: never."
+    mailbox_ttl_seconds: Seconds = Field(
+        default=7 * DAY_SECONDS, description="Age at which a waiting message is dropped, in seconds; 0: never."
     )
-    broadcast_ttl_seconds: Count = Field(
-        default=24 * 3600,
+    broadcast_ttl_seconds: Annotated[Seconds, Field(ge=1)] = Field(
+        default=DAY_SECONDS,
         description="Age at which a waiting copy of a broadcast is dropped, in seconds; mailbox_ttl_seconds if that is less.",
     )
-    name_idle_days: Count = Field(
-        default=30, description="Days after which the name of a peer that does not come back is free again."
+    name_idle_seconds: Annotated[Seconds, Field(ge=1)] = Field(
+        default=30 * DAY_SECONDS,
+        description="Time after which the name of a peer that does not come back is free again, in seconds.",
     )
     names_per_owner_max: Count = Field(
         default=1_000,
@@ -169,7 +172,7 @@ class Audit(Section):
         default=None,
         description="File with a key (one line) for the chain: without it nobody can continue or rewrite a chain.",
     )
-    anchor_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+    anchor_seconds: Annotated[Seconds, Field(ge=1, le=3600)] = Field(
         default=10, description="How often the heads of the chains are written to the anchors, in seconds."
     )
     anchor_file: Path | None = Field(

@@ -181,7 +181,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
             if self._under_way >= self._options.calls_max:
                 self.figures.refused += 1
-                raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.max_calls)")
+                raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.calls_max)")
             self._under_way += 1
         streaming: list[str] = []
         permit = _CallPermit(partial(self._leave, streaming))

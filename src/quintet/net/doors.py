@@ -120,8 +120,8 @@ class OpenDoors:
             streams_max=options.streams_max,
             idle_ms=options.idle_seconds * 1000,
             half_open_max=options.half_open_max,
-            retry_above=options.retry_above,
-            open=options.open,
+            retry_above=options.unproven_handshakes_max,
+            open=options.open_to_strangers,
         )
         session = partial(self._stream_session, name=door.name, make=make)
         limits = self._limits_of(door.name, options)

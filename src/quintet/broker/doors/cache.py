@@ -166,7 +166,7 @@ class Cache:
             raise TooLarge(
                 f"a key of {len(key)} and a value of {len(value)} bytes: the limits are {options.key_bytes_max} and "
                 f"{options.value_bytes_max}",
-                hint="cache.max_key_bytes and cache.max_value_bytes",
+                hint="cache.key_bytes_max and cache.value_bytes_max",
             )
         if expires_us < 0:
             raise BadRequest(f"a key cannot expire at {expires_us}: times are microseconds since 1970")
@@ -489,7 +489,7 @@ class Caches:
             if len(self._by_scope) >= self.options.caches_max:
                 raise LimitExceeded(
                     f"there are {len(self._by_scope)} caches, the limit is {self.options.caches_max}",
-                    hint="delete one, or raise cache.max_caches",
+                    hint="delete one, or raise cache.caches_max",
                 )
             self._tenants.check_cache(scope[0], self.kept_by(scope[0])[0])
         return self._enter(scope, self._topics.open_cache(name.encode()))

@@ -543,7 +543,7 @@ class Peers:
                 if given_up == RECLAIM_TOPICS_MAX:
                     break
         if given_up:
-            self._report("peer_topics_reclaimed", {"topics": given_up, "hint": "topics.max_topics is reached"})
+            self._report("peer_topics_reclaimed", {"topics": given_up, "hint": "topics.topics_max is reached"})
         else:
             self._reclaimed_at = monotonic  # in vain: not again for every message
         return given_up > 0

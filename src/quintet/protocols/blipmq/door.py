@@ -7,7 +7,7 @@ from pydantic import Field
 from quintet.model import limits
 from quintet.protocols.blipmq import frames
 from quintet.protocols.door import Development, Door, MakeSession
-from quintet.protocols.options import Bytes, Port, TcpListener
+from quintet.protocols.options import BytesMax, Port, Renamed, TcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 class BlipmqListener(TcpListener):
     """The BlipMQ door."""
 
+    renamed = (Renamed("max_frame_bytes", "frame_bytes_max"),)
+
     port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
+    frame_bytes_max: Annotated[BytesMax, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
         default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
     )
 
@@ -26,7 +28,7 @@ class BlipmqListener(TcpListener):
 def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
     from quintet.protocols.blipmq.session import BlipSession
 
-    monotonic, frame_bytes_max = broker.scheduler.monotonic, options.max_frame_bytes
+    monotonic, frame_bytes_max = broker.scheduler.monotonic, options.frame_bytes_max
 
     def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
         return BlipSession(broker, connection, monotonic(), frame_bytes_max, peer)

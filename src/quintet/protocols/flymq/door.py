@@ -9,7 +9,7 @@ from pydantic import Field
 from quintet.model import limits
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.flymq import frames
-from quintet.protocols.options import Bytes, Port, TcpListener
+from quintet.protocols.options import BytesMax, Port, Renamed, TcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -39,6 +39,8 @@ class _Rights(Mapping[int, str]):
 class FlymqListener(TcpListener):
     """The FlyMQ door."""
 
+    renamed = (Renamed("max_frame_bytes", "frame_bytes_max"),)
+
     port: Port = Field(default=9092, description="TCP port; 0 picks a free one, which --print-ready reports.")
     dialect: Literal["document", "sdk"] = Field(
         default="document",
@@ -47,7 +49,7 @@ class FlymqListener(TcpListener):
     anonymous_role: str = Field(
         default="", description="Role of clients that do not log in. Empty: they must log in.", max_length=255
     )
-    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=32 * limits.MIB)] = Field(
+    frame_bytes_max: Annotated[BytesMax, Field(ge=1024, le=32 * limits.MIB)] = Field(
         default=32 * limits.MIB, description="Largest payload accepted, in bytes; a larger one closes the connection."
     )
 
@@ -68,7 +70,7 @@ def _open(broker: "Broker", options: FlymqListener) -> MakeSession:
     from quintet.protocols.flymq.session import FlyOptions, FlySession
 
     def make(connection: "SessionConnection", peer: str, address: str) -> "Session":
-        chosen = FlyOptions(options.dialect, options.max_frame_bytes, options.anonymous_role, address)
+        chosen = FlyOptions(options.dialect, options.frame_bytes_max, options.anonymous_role, address)
         return FlySession(broker, connection, broker.scheduler.monotonic(), chosen, peer)
 
     return make

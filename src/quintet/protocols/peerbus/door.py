@@ -6,7 +6,7 @@ from pydantic import Field
 
 from quintet.model import limits
 from quintet.protocols.door import Development, Door, MakeSession
-from quintet.protocols.options import Bytes, Count, Port, TcpListener
+from quintet.protocols.options import BytesMax, Port, Renamed, TcpListener, WebSocketSection
 from quintet.protocols.peerbus import frames
 
 if TYPE_CHECKING:
@@ -16,28 +16,26 @@ if TYPE_CHECKING:
 _OPERATIONS: Final = (*frames.CONTROL, frames.ENVELOPE)
 
 
-class PeerbusListener(TcpListener):
+class PeerbusListener(WebSocketSection):
     """The peerbus door, over WebSocket."""
 
+    renamed = (Renamed("max_frame_bytes", "frame_bytes_max"),)
+
     port: Port = Field(default=47821, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
+    frame_bytes_max: Annotated[BytesMax, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
         default=limits.MIB, description="Largest object accepted, in bytes; a larger one closes the connection."
-    )
-    origins: tuple[str, ...] = Field(
-        default=(), description="Web origins whose pages may connect, beside the listener's own; browsers say theirs."
-    )
-    ping_seconds: Count = Field(
-        default=30, description="Silence after which a peer is pinged, in seconds; two missed pings end the connection."
     )
 
 
 class PeerbusTcpListener(TcpListener):
     """The peerbus door again: the same objects, one a line, over plain TCP."""
 
+    renamed = (Renamed("max_frame_bytes", "frame_bytes_max"),)
+
     enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
     port: Port = Field(default=47822, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
-        default=limits.MIB, description="As listeners.peerbus.max_frame_bytes."
+    frame_bytes_max: Annotated[BytesMax, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
+        default=limits.MIB, description="As listeners.peerbus.frame_bytes_max."
     )
 
 
@@ -45,7 +43,7 @@ def _open(broker: "Broker", options: PeerbusListener | PeerbusTcpListener) -> Ma
     """Messages of a WebSocket are framed already, lines are not."""
     from quintet.protocols.peerbus.session import PeerSession
 
-    framed, most = isinstance(options, PeerbusTcpListener), options.max_frame_bytes
+    framed, most = isinstance(options, PeerbusTcpListener), options.frame_bytes_max
 
     def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
         begun = broker.scheduler.monotonic()
