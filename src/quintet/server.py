@@ -20,24 +20,19 @@ from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.doors.cache import CacheOptions
-from quintet.broker.doors.peers import PeerOptions, options_of
-from quintet.broker.doors.queues import QueueOptions
 from quintet.broker.identity.access import Credential, Role
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions
-from quintet.broker.identity.tenants import TenantQuota
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.identity.users import ConfiguredUser
+from quintet.broker.sections import Tenant
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.config import Settings, reloading
-from quintet.config.doors import FlightListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
 from quintet.config.renaming import OldName
-from quintet.config.tenancy import CacheSection
-from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
+from quintet.flight.section import FlightListener
 from quintet.log.anchors import ANCHORS_NAME
 from quintet.log.chain import derive_key
 from quintet.log.embedded.engine import EmbeddedLog
@@ -46,7 +41,7 @@ from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
 from quintet.model.sections import microseconds
 from quintet.net.connection import Connection
-from quintet.net.doors import OpenDoors, cannot_listen, content
+from quintet.net.doors import OpenDoors, cannot_listen
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
@@ -55,7 +50,7 @@ from quintet.net.tls import server_context
 from quintet.net.turns import Turns
 from quintet.process import leave_at_once, raise_open_files, runner
 from quintet.protocols.doors import DOORS, Doors, origins
-from quintet.protocols.fast.door import FAST, FastListener
+from quintet.protocols.fast.door import FAST
 from quintet.protocols.felix.door import FELIX
 from quintet.protocols.options import TcpListener
 
@@ -214,7 +209,7 @@ class Server:
         """The door that needs pyarrow, which not everybody has."""
         try:
             from quintet.flight.bridge import Bridge
-            from quintet.flight.server import Door, DoorOptions
+            from quintet.flight.server import Door
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "pyarrow":
                 raise
@@ -222,20 +217,18 @@ class Server:
             return
         if door.tls_cert is not None and door.tls_key is not None:
             server_context(door.tls_cert, door.tls_key, door.tls_client_ca)  # raises, and says what is wrong with them
-        options = DoorOptions(
-            door.host,
-            door.port,
-            door.calls_max,
-            self.settings.data if door.map_files else None,
-            0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max,
-            certificate=content(door.tls_cert),
-            key=content(door.tls_key),
-            client_ca=content(door.tls_client_ca),
-            output_bytes_max=self.settings.limits.output_bytes_max,
-        )
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
-            self.flight = Door(self.broker, self._bridge, options, os.urandom, _report)
+            self.flight = Door(
+                self.broker,
+                self._bridge,
+                door,
+                self.settings.data,
+                os.urandom,
+                _report,
+                failures_per_minute=0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max,
+                output_bytes_max=self.settings.limits.output_bytes_max,
+            )
         except OSError as error:
             raise cannot_listen("flight", door.host, door.port, error) from error
 
@@ -318,8 +311,8 @@ class Server:
         self.broker.set_credentials(_credentials(fresh))
         self.broker.set_tokens(tokens)
         self.broker.set_tenant_tokens(tenant_tokens)
-        self.broker.peers.options = _peer_options(fresh.peers)
-        self.broker.tenants.replace(_quotas(fresh))
+        self.broker.peers.options = fresh.peers
+        self.broker.tenants.replace(_tenants(fresh))
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
@@ -442,56 +435,8 @@ def _users_reloaded(error: Exception | None) -> None:
         )
 
 
-def _queue_options(door: FastListener) -> QueueOptions:
-    return QueueOptions(
-        require_create=door.require_create,
-        expire_subscriptions=door.expire_subscriptions,
-        key_updates=door.key_updates,
-        rotation_grace_us=door.rotation_grace_seconds * 1_000_000,
-        ttl_us=door.ttl_seconds * 1_000_000,
-    )
-
-
-def _peer_options(peers: Peers) -> PeerOptions:
-    return PeerOptions(
-        secret=peers.secret,
-        keys=options_of((key.name, key.kid, key.value) for key in peers.peer_keys),
-        verify=peers.verify,
-        refuse_foreign_sender=peers.sender_check == "refuse",
-        replay_window_us=peers.replay_window_seconds * 1_000_000,
-        replay_ids_max=peers.replay_ids_max,
-        mailbox_messages_max=peers.mailbox_messages_max,
-        mailbox_bytes_max=peers.mailbox_bytes_max,
-        mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
-        broadcast_ttl_us=peers.broadcast_ttl_seconds * 1_000_000,
-        name_idle_us=peers.name_idle_seconds * 1_000_000,
-        names_per_owner_max=peers.names_per_owner_max,
-    )
-
-
-def _cache_options(cache: CacheSection) -> CacheOptions:
-    return CacheOptions(
-        durability=cache.durability,
-        memory_bytes=cache.memory_bytes,
-        eviction=cache.eviction,
-        key_bytes_max=cache.key_bytes_max,
-        value_bytes_max=cache.value_bytes_max,
-        caches_max=cache.caches_max,
-    )
-
-
-def _quotas(settings: Settings) -> dict[str, TenantQuota]:
-    return {
-        tenant.name: TenantQuota(
-            connections_max=tenant.connections_max,
-            streams_max=tenant.streams_max,
-            subscriptions_max=tenant.subscriptions_max,
-            caches_max=tenant.caches_max,
-            cache_bytes=tenant.cache_bytes,
-            publish_bytes_per_second=tenant.publish_bytes_per_second_max,
-        )
-        for tenant in settings.tenants
-    }
+def _tenants(settings: Settings) -> dict[str, Tenant]:
+    return {tenant.name: tenant for tenant in settings.tenants}
 
 
 def _broker_options(settings: Settings) -> BrokerOptions:
@@ -523,10 +468,10 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
         group_timeout_us=microseconds(delivery.group_timeout_seconds),
-        queues=_queue_options(settings.listeners.of(FAST)),
-        peers=_peer_options(settings.peers),
-        caches=_cache_options(settings.cache),
-        tenants=_quotas(settings),
+        queues=settings.listeners.of(FAST),
+        peers=settings.peers,
+        caches=settings.cache,
+        tenants=_tenants(settings),
         keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,

@@ -22,9 +22,9 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.net.certificates import CERTIFICATE_NAME, KEY_NAME, development_certificate
 from quintet.net.listener import SWEEP_S, ListenerOptions
-from quintet.net.quic import EMPTY_US, QuicOptions
+from quintet.net.quic import EMPTY_US
 from quintet.protocols.base import LOST
-from quintet.protocols.felix.frames import FelixOptions
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import SimBroker
 from tests.abuse.felix_wire import (
@@ -245,10 +245,11 @@ def test_who_does_not_authenticate_in_time_is_shut(broker: Broker) -> None:
 async def test_pings_do_not_keep_a_connection_without_streams(tmp_path: Path) -> None:
     """The door's own session, with a clock that is moved: an event stream is a reason to stay, pings are none."""
     certificate, key, _ = development_certificate(tmp_path, ("localhost", "127.0.0.1"))
-    sim, options = SimBroker(options=BrokerOptions()), FelixOptions(open=True, anonymous_role="admin")
+    sim, options = SimBroker(options=BrokerOptions()), FelixListener(open=True, anonymous_role="admin")
     listener = ClockedListener(
         ListenerOptions("felix", "127.0.0.1", 0),
-        QuicOptions(certificate, key),
+        options,
+        (certificate, key, b""),
         lambda stream: FelixSession(sim.broker, stream, 0, options, stream.peer),
         lambda *_: None,
     )

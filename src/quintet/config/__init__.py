@@ -23,10 +23,10 @@ from pydantic_core import PydanticCustomError
 
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
+from quintet.broker.sections import CacheSection, Tenant
 from quintet.config.doors import Listeners, load_plugins, with_plugins
 from quintet.config.fields import matches, read_secret
 from quintet.config.renaming import Item, OldName, dotted, renamed_items, renamed_tree
-from quintet.config.tenancy import CacheSection, Tenant
 from quintet.config.trust import Audit, Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError

@@ -1,6 +1,6 @@
 """What the options of a door are made of: the sections that listeners share, and the types of model/sections.py.
 
-The section of a door is a class in its own folder (door.py); config/ joins them to one tree. Only a broker loads this: a client
+The section of a door is a class in its own folder (section.py); config/ joins them to one tree. Only a broker loads this: a client
 has no pydantic.
 """
 
