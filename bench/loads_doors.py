@@ -123,7 +123,7 @@ def peerbus_idle(bench: Bench) -> None:
     wanted = IDLE_PEERS if bench.effort.idle_connections >= 5_000 else bench.effort.idle_connections
     # The sockets of both sides: this process has one each, the broker another.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    limits = {"QUINTET_LIMITS__CONNECTIONS_MAX": "20000", "QUINTET_LISTENERS__PEERBUS__MAX_CONNECTIONS": "20000"}
+    limits = {"QUINTET_LIMITS__CONNECTIONS_MAX": "20000", "QUINTET_LISTENERS__PEERBUS__CONNECTIONS_MAX": "20000"}
     with bench.fresh("peerbus-idle", limits) as ours:
         address = address_of(ours.server, "peerbus")
         for number in range(IDLE_WARM):

@@ -33,7 +33,7 @@ from quintet.model.errors import AuthError, QuintetError
 from quintet.model.rights import Right
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.door import Development, Door, MakeSession
-from quintet.protocols.options import Bytes, Port, TcpListener
+from quintet.protocols.options import BytesMax, Port, TcpListener
 
 NAME: Final = "line"
 RIGHTS: Final[dict[str, Right]] = {"AUTH": "open", "PUB": "write", "SUB": "read"}
@@ -207,14 +207,14 @@ class LineListener(TcpListener):
     """The line door."""
 
     port: Port = Field(default=7007, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_line_bytes: Annotated[Bytes, Field(ge=64, le=limits.MIB)] = Field(
+    line_bytes_max: Annotated[BytesMax, Field(ge=64, le=limits.MIB)] = Field(
         default=64 * limits.KIB, description="Longest line accepted, in bytes; a longer one closes the connection."
     )
 
 
 def _open(broker: Broker, options: LineListener) -> MakeSession:
     def make(connection: SessionConnection, peer: str, _address: str) -> LineSession:
-        return LineSession(broker, connection, options.max_line_bytes, peer)
+        return LineSession(broker, connection, options.line_bytes_max, peer)
 
     return make
 

@@ -27,7 +27,8 @@ from quintet.broker.doors import queues
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import tasks
-from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.protocols.fast.section import FastListener
+from quintet.protocols.fast.session import FastDoor, FastSession
 from quintet.testing.line import Peer, SimBroker
 from tests.crash import fast_wire
 from tests.kernel import fast_packets, generate
@@ -235,7 +236,7 @@ class Live:
 
     def open(self) -> None:
         self.sim.broker.set_tokens(TokenOptions(secrets=(fast_wire.MASTER,)))
-        self.door = FastDoor(self.sim.broker, FastOptions(payload_bytes_max=PAYLOAD_MAX, auth_failures_max=300))
+        self.door = FastDoor(self.sim.broker, FastListener(payload_bytes_max=PAYLOAD_MAX, auth_failures_max=300))
         self.clients = [Client(self, strict=number == 0) for number in range(5)]
 
     def upset(self, r: random.Random) -> None:

@@ -34,8 +34,8 @@ from quintet.broker.bearer import Bearer
 from quintet.net import quic_endpoint, quic_events
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import ListenerOptions
-from quintet.net.quic import QuicListener, QuicOptions
-from quintet.protocols.felix.frames import FelixOptions
+from quintet.net.quic import QuicListener
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from tests.abuse.felix_plain import ACK, ACKED, BATCH, HEAD, ZSTD, meaning, read_frames, values_of
 from tests.kernel import generate
@@ -369,13 +369,14 @@ class Maker:
 class Door(QuicListener):
     """Lives in the broker's time."""
 
-    def __init__(self, sim: FelixSim, identity: tuple[bytes, bytes], options: FelixOptions) -> None:
+    def __init__(self, sim: FelixSim, identity: tuple[bytes, bytes], options: FelixListener) -> None:
         self.sim = sim
         super().__init__(
             ListenerOptions(
                 "felix", "127.0.0.1", 0, auth_failures_per_minute=1 << 30, connections_per_address_max=5000
             ),
-            QuicOptions(*identity),
+            options,
+            (*identity, b""),
             lambda stream: FelixSession(sim.broker, stream, sim.scheduler.monotonic(), options, stream.peer),
             lambda *_: None,
         )
@@ -399,8 +400,8 @@ class Live:
         self._next = 0
         certificate, key, _ = development_certificate(folder, ("localhost", "127.0.0.1"))
         self.ca = certificate
-        ways = (FelixOptions(frame_bytes_max=FRAME_MAX),
-                FelixOptions(frame_bytes_max=FRAME_MAX, open=True, anonymous_role="open"))  # fmt: skip
+        ways = (FelixListener(frame_bytes_max=FRAME_MAX),
+                FelixListener(frame_bytes_max=FRAME_MAX, open=True, anonymous_role="open"))  # fmt: skip
         self.doors = [Door(self.sim, (certificate, key), options) for options in ways]
         self.tokens = {tenant: token(self.sim.now_s, tenant, PERMISSIONS, life_s=1 << 30) for tenant in ("t1", "t2")}
         self.client = quic_endpoint.endpoint_class()(

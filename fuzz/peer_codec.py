@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.peers import PeerOptions
 from quintet.broker.doors.seen_ids import Seen
+from quintet.broker.sections import PeerSection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope, tasks
 from quintet.model.errors import ProtocolError
@@ -398,7 +398,7 @@ class Live:
         self.verify = r.random() < 0.5
         options = BrokerOptions(
             topics=TopicPolicy([TopicRule("*")], topics_max=100),
-            peers=PeerOptions(secret=SECRET, verify=self.verify, replay_window_us=WINDOW_US),
+            peers=PeerSection(verify=self.verify, replay_window_seconds=WINDOW_US // 1_000_000).with_keys(SECRET, {}),
         )
         self.sim = SimBroker(keys=TOKENS, options=options)
         self.boxes = {name: Box() for name in OWNERS}

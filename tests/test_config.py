@@ -33,21 +33,21 @@ def test_defaults_are_valid_and_frozen() -> None:
 
 
 def test_flags_over_environment_over_file(file: Path) -> None:
-    file.write_text('data = "file"\ndrain_timeout_s = 1\n[listeners.blipmq]\nport = 1\nmax_connections = 7\n')
+    file.write_text('data = "file"\ndrain_timeout_seconds = 1\n[listeners.blipmq]\nport = 1\nconnections_max = 7\n')
     environ = {"QUINTET_DATA": "env", "QUINTET_LISTENERS__BLIPMQ__PORT": "2", "HOME": "x"}
     settings, origins = load_with_origins(file, environ, {"data": Path("flag"), "dev": None})
     assert (settings.data, settings.listeners.of(BLIPMQ).port) == (Path("flag"), 2)
-    assert (settings.listeners.of(BLIPMQ).max_connections, settings.drain_timeout_s) == (7, 1)
+    assert (settings.listeners.of(BLIPMQ).connections_max, settings.drain_timeout_seconds) == (7, 1)
     assert origins[("data",)] == "flag --data"
     assert origins[("listeners", "blipmq", "port")] == "environment variable QUINTET_LISTENERS__BLIPMQ__PORT"
-    assert origins[("listeners", "blipmq", "max_connections")] == str(file)
+    assert origins[("listeners", "blipmq", "connections_max")] == str(file)
 
 
 def test_sizes_may_have_a_unit(file: Path) -> None:
     file.write_text('[topics]\nsegment_bytes = "4 MiB"\nretention_bytes = "2GiB"\nmemory_bytes = 100_000\n')
-    topics = Settings.load(file, {"QUINTET_LIMITS__DISK_FLOOR_BYTES": "1KiB"}, {})
+    topics = Settings.load(file, {"QUINTET_LIMITS__DISK_FREE_BYTES_MIN": "1KiB"}, {})
     assert (topics.topics.segment_bytes, topics.topics.retention_bytes) == (4 * limits.MIB, 2048 * limits.MIB)
-    assert (topics.topics.memory_bytes, topics.limits.disk_floor_bytes) == (100_000, 1024)
+    assert (topics.topics.memory_bytes, topics.limits.disk_free_bytes_min) == (100_000, 1024)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +292,17 @@ def test_every_option_is_described() -> None:
 
 
 def test_a_number_names_its_unit() -> None:
-    units = {"_bytes": "bytes", "_seconds": "seconds", "_ms": "milliseconds", "_s": "seconds", "_days": "days"}
+    units = {
+        "_bytes": "bytes",
+        "_bytes_max": "bytes",
+        "_bytes_min": "bytes",
+        "_seconds": "seconds",
+        "_per_second_max": "per second",
+    }
     for table in tables():
         for option in table.options:
             for ending, unit in units.items():
-                if option.key.endswith(ending):
+                if option.key.endswith(ending) and not option.help.startswith("As listeners."):
                     assert unit in option.help.lower(), option.key
 
 

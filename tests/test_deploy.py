@@ -23,4 +23,4 @@ def test_systemd_accepts_the_unit() -> None:
 def test_the_unit_waits_longer_than_the_drain() -> None:
     found = re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
     assert found is not None
-    assert int(found[1]) > Settings.load(None, {}, {}).drain_timeout_s
+    assert int(found[1]) > Settings.load(None, {}, {}).drain_timeout_seconds

@@ -161,6 +161,7 @@ ENOUGH: Final = {
 }
 NEEDS_ANOTHER: Final = {
     "quintet.client.links.peerbus_ws",
+    "quintet.model.sections",  # by the broker, whose options are made of it
     "quintet.model.zstd",
 }  # loaded where they are used, with a sentence
 

@@ -8,9 +8,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 
 from quintet import server
+from quintet.broker.sections import Tenant
 from quintet.config import Key, Role, Settings, TopicOverride, User
 from quintet.config.reloading import Reloads, changes
-from quintet.config.tenancy import Tenant
 from quintet.config.trust import PeerKey, Peers, TokenSecret
 from quintet.protocols.felix.door import FELIX
 from quintet.protocols.options import Section
@@ -82,10 +82,10 @@ def applied(settings: Settings) -> tuple[object, ...]:
         server._credentials(settings),
         server._tokens(settings),
         server._tenant_tokens(settings),
-        server._peer_options(settings.peers),
-        server._quotas(settings),
+        settings.peers,
+        server._tenants(settings),
         server._users(settings),
-        settings.drain_timeout_s,
+        settings.drain_timeout_seconds,
         (felix.tls_cert, felix.tls_key, felix.tls_client_ca, felix.certificate_names),
     )
 

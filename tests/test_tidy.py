@@ -36,7 +36,7 @@ CLOCKS = {
 CHANCE = {"random", "secrets"}
 
 PROTOCOL_FILES = {
-    "README.md", "__init__.py", "codec.py", "door.py", "errors.py", "frames.py", "mapping.py", "session.py",
+    "README.md", "__init__.py", "codec.py", "door.py", "errors.py", "frames.py", "mapping.py", "section.py", "session.py",
 }  # fmt: skip
 # A door whose session outgrew one file names the others here.
 MORE_PROTOCOL_FILES = {

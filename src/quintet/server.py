@@ -1,7 +1,7 @@
 """The composition root: builds the line from the configuration, owns start and stop. Nothing else imports everything.
 
 start: data directory -> log.recover -> broker -> listeners -> admin -> ready line
-TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_s)
+TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_seconds)
 HUP:   read the configuration again and take what config/reloading.py lists; the old policy stays if the new is bad
 """
 
@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,31 +20,28 @@ from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.doors.cache import CacheOptions
-from quintet.broker.doors.peers import PeerOptions, options_of
-from quintet.broker.doors.queues import QueueOptions
 from quintet.broker.identity.access import Credential, Role
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions
-from quintet.broker.identity.tenants import TenantQuota
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.identity.users import ConfiguredUser
+from quintet.broker.sections import Tenant
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.config import Settings, reloading
-from quintet.config.doors import FlightListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
-from quintet.config.tenancy import CacheSection
-from quintet.config.trust import Peers
+from quintet.config.renaming import OldName
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
+from quintet.flight.section import FlightListener
 from quintet.log.anchors import ANCHORS_NAME
 from quintet.log.chain import derive_key
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
+from quintet.model.sections import microseconds
 from quintet.net.connection import Connection
-from quintet.net.doors import OpenDoors, cannot_listen, content
+from quintet.net.doors import OpenDoors, cannot_listen
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
@@ -53,7 +50,7 @@ from quintet.net.tls import server_context
 from quintet.net.turns import Turns
 from quintet.process import leave_at_once, raise_open_files, runner
 from quintet.protocols.doors import DOORS, Doors, origins
-from quintet.protocols.fast.door import FAST, FastListener
+from quintet.protocols.fast.door import FAST
 from quintet.protocols.felix.door import FELIX
 from quintet.protocols.options import TcpListener
 
@@ -66,14 +63,23 @@ GOODBYE_S = 0.5  # for peers to take what was still being sent to them
 COLLECT_YOUNG_OBJECTS = 2_000
 COLLECT_IDLE_US = 60_000_000
 COLLECT_LATEST_US = 1_800_000_000
-DAY_US = 24 * 3600 * 1_000_000
 
 _log = structlog.get_logger()
 
 
-def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Settings]) -> int:
-    """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again."""
+def warn_of_old_name(name: OldName) -> None:
+    """A key of the configuration was given by a name that the next release does not know."""
+    _log.warning("option_renamed", origin=name.origin, old=name.old, new=name.new, hint=str(name))
+
+
+def serve(
+    settings: Settings, *, print_ready: bool, reload: Callable[[], Settings], old_names: Iterable[OldName] = ()
+) -> int:
+    """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again; `old_names` were
+    found when it was read."""
     logs.configure(settings.log.level, settings.log.format)
+    for name in old_names:
+        warn_of_old_name(name)
     raise_open_files()
     try:
         with runner() as running:
@@ -134,7 +140,7 @@ class Server:
             _report,
             tail_cache_bytes=settings.limits.tail_cache_bytes,
             memory_topics_bytes=settings.limits.memory_topics_bytes,
-            disk_floor_bytes=settings.limits.disk_floor_bytes,
+            disk_floor_bytes=settings.limits.disk_free_bytes_min,
             chain=settings.audit.chain,
             chain_key=_chain_key(settings),
             anchor_file=str(settings.audit.anchor_file or settings.data / ANCHORS_NAME),
@@ -194,16 +200,16 @@ class Server:
             name,
             door.host,
             door.port,
-            min(door.max_connections, limits.connections_max),
-            max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
-            auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute,
+            min(door.connections_max, limits.connections_max),
+            max(limits.connections_per_address_max, door.connections_max if self.settings.dev else 0),
+            auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute_max,
         )
 
     def _open_flight(self, door: FlightListener) -> None:
         """The door that needs pyarrow, which not everybody has."""
         try:
             from quintet.flight.bridge import Bridge
-            from quintet.flight.server import Door, DoorOptions
+            from quintet.flight.server import Door
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "pyarrow":
                 raise
@@ -211,20 +217,18 @@ class Server:
             return
         if door.tls_cert is not None and door.tls_key is not None:
             server_context(door.tls_cert, door.tls_key, door.tls_client_ca)  # raises, and says what is wrong with them
-        options = DoorOptions(
-            door.host,
-            door.port,
-            door.max_calls,
-            self.settings.data if door.map_files else None,
-            0 if self.settings.dev else self.settings.limits.auth_failures_per_minute,
-            certificate=content(door.tls_cert),
-            key=content(door.tls_key),
-            client_ca=content(door.tls_client_ca),
-            output_bytes_max=self.settings.limits.output_bytes_max,
-        )
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
-            self.flight = Door(self.broker, self._bridge, options, os.urandom, _report)
+            self.flight = Door(
+                self.broker,
+                self._bridge,
+                door,
+                self.settings.data,
+                os.urandom,
+                _report,
+                failures_per_minute=0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max,
+                output_bytes_max=self.settings.limits.output_bytes_max,
+            )
         except OSError as error:
             raise cannot_listen("flight", door.host, door.port, error) from error
 
@@ -307,8 +311,8 @@ class Server:
         self.broker.set_credentials(_credentials(fresh))
         self.broker.set_tokens(tokens)
         self.broker.set_tenant_tokens(tenant_tokens)
-        self.broker.peers.options = _peer_options(fresh.peers)
-        self.broker.tenants.replace(_quotas(fresh))
+        self.broker.peers.options = fresh.peers
+        self.broker.tenants.replace(_tenants(fresh))
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
@@ -325,7 +329,7 @@ class Server:
             listener.stop_accepting()
         if self.flight is not None:
             self.flight.close()
-        deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_s
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_seconds
         while self.log.unsynced_bytes and asyncio.get_running_loop().time() < deadline - 2 * GOODBYE_S:
             await asyncio.sleep(0.005)
         for listener in self.listeners.values():
@@ -346,7 +350,7 @@ class Server:
             self._ticker.cancel()
         saved = asyncio.Event()
         self.broker.save(saved.set)
-        await asyncio.wait_for(saved.wait(), self.settings.drain_timeout_s)
+        await asyncio.wait_for(saved.wait(), self.settings.drain_timeout_seconds)
         self.broker.audit.record("system.stop", "", "", "success")
         await self._close_log()
         if self.admin is not None:
@@ -356,7 +360,7 @@ class Server:
     async def _close_log(self) -> None:
         closed = asyncio.Event()
         self.log.close(closed.set)
-        await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_s)
+        await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_seconds)
 
 
 def _quiet_the_collector() -> None:
@@ -431,56 +435,8 @@ def _users_reloaded(error: Exception | None) -> None:
         )
 
 
-def _queue_options(door: FastListener) -> QueueOptions:
-    return QueueOptions(
-        require_create=door.require_create,
-        expire_subscriptions=door.expire_subscriptions,
-        key_updates=door.key_updates,
-        rotation_grace_us=door.rotation_grace_seconds * 1_000_000,
-        ttl_us=door.ttl_seconds * 1_000_000,
-    )
-
-
-def _peer_options(peers: Peers) -> PeerOptions:
-    return PeerOptions(
-        secret=peers.secret,
-        keys=options_of((key.name, key.kid, key.value) for key in peers.peer_keys),
-        verify=peers.verify,
-        refuse_foreign_sender=peers.sender_check == "refuse",
-        replay_window_us=peers.replay_window_seconds * 1_000_000,
-        replay_ids_max=peers.replay_ids_max,
-        mailbox_messages_max=peers.mailbox_messages_max,
-        mailbox_bytes_max=peers.mailbox_bytes_max,
-        mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
-        broadcast_ttl_us=peers.broadcast_ttl_seconds * 1_000_000,
-        name_idle_us=peers.name_idle_days * DAY_US,
-        names_per_owner_max=peers.names_per_owner_max,
-    )
-
-
-def _cache_options(cache: CacheSection) -> CacheOptions:
-    return CacheOptions(
-        durability=cache.durability,
-        memory_bytes=cache.memory_bytes,
-        eviction=cache.eviction,
-        key_bytes_max=cache.max_key_bytes,
-        value_bytes_max=cache.max_value_bytes,
-        caches_max=cache.max_caches,
-    )
-
-
-def _quotas(settings: Settings) -> dict[str, TenantQuota]:
-    return {
-        tenant.name: TenantQuota(
-            connections_max=tenant.max_connections,
-            streams_max=tenant.max_streams,
-            subscriptions_max=tenant.max_subscriptions,
-            caches_max=tenant.max_caches,
-            cache_bytes=tenant.cache_bytes,
-            publish_bytes_per_second=tenant.publish_bytes_per_second,
-        )
-        for tenant in settings.tenants
-    }
+def _tenants(settings: Settings) -> dict[str, Tenant]:
+    return {tenant.name: tenant for tenant in settings.tenants}
 
 
 def _broker_options(settings: Settings) -> BrokerOptions:
@@ -500,22 +456,22 @@ def _broker_options(settings: Settings) -> BrokerOptions:
             )
         )
     return BrokerOptions(
-        topics=TopicPolicy(rules, topics.durability, topics.max_topics, delivery.queue_messages_max),
+        topics=TopicPolicy(rules, topics.durability, topics.topics_max, delivery.queue_messages_max),
         delivery=Policy(
             in_flight_max=delivery.in_flight_max,
-            attempts_max=delivery.max_attempts,
-            poll_backoff_us=delivery.retry_backoff_ms * 1000,
-            push_timeout_us=delivery.push_timeout_ms * 1000,
+            attempts_max=delivery.attempts_max,
+            poll_backoff_us=microseconds(delivery.retry_backoff_seconds),
+            push_timeout_us=microseconds(delivery.push_timeout_seconds),
         ),
         dead_letter_suffix=delivery.dead_letter_suffix,
-        subscription_idle_us=delivery.subscription_idle_days * DAY_US,
+        subscription_idle_us=microseconds(delivery.subscription_idle_seconds),
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
-        group_timeout_us=delivery.group_timeout_ms * 1000,
-        queues=_queue_options(settings.listeners.of(FAST)),
-        peers=_peer_options(settings.peers),
-        caches=_cache_options(settings.cache),
-        tenants=_quotas(settings),
+        group_timeout_us=microseconds(delivery.group_timeout_seconds),
+        queues=settings.listeners.of(FAST),
+        peers=settings.peers,
+        caches=settings.cache,
+        tenants=_tenants(settings),
         keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,

@@ -29,7 +29,7 @@ GROWTH_BYTES_MAX = 192 * MIB  # memory topic or tail cache, 64 MiB waiting for t
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    rest = f"[topics]\nmemory_bytes = {MEMORY_TOPIC_BYTES}\n[limits]\ndisk_floor_bytes = 0\nauth_failures_per_minute = 100000\ntail_cache_bytes = {TAIL_CACHE_BYTES}\n"
+    rest = f"[topics]\nmemory_bytes = {MEMORY_TOPIC_BYTES}\n[limits]\ndisk_free_bytes_min = 0\nauth_failures_per_minute_max = 100000\ntail_cache_bytes = {TAIL_CACHE_BYTES}\n"
     text = config(keys=("alice", "bob", "mallory", "dev"), rest=rest)
     with Broker(tmp_path_factory.mktemp("abuse"), text) as broker:
         yield broker

@@ -158,12 +158,13 @@ class Peer:
 
 
 def settings(
-    secrets: tuple[str, ...] = (SECRET,), fast: str = "", limits: str = "auth_failures_per_minute = 100000"
+    secrets: tuple[str, ...] = (SECRET,), fast: str = "", limits: str = "auth_failures_per_minute_max = 100000"
 ) -> str:
     listed = "".join(f'[[tokens.secrets]]\nsecret = "{secret}"\n' for secret in secrets)
     rest = f"[listeners.fast]\nport = 0\n{fast}\n[tokens]\nleeway_seconds = 0\n{listed}"
     return config(
-        keys=("alice",), rest=f"[topics]\nmemory_bytes = {16 * MIB}\n[limits]\ndisk_floor_bytes = 0\n{limits}\n{rest}"
+        keys=("alice",),
+        rest=f"[topics]\nmemory_bytes = {16 * MIB}\n[limits]\ndisk_free_bytes_min = 0\n{limits}\n{rest}",
     )
 
 
@@ -437,7 +438,7 @@ def test_strangers_are_closed_in_time_however_busy_they_look(broker: Broker) -> 
 
 
 def test_guessing_ends_the_connection_and_then_the_address(tmp_path: Path) -> None:
-    with Broker(tmp_path, settings(limits="auth_failures_per_minute = 15")) as broker:
+    with Broker(tmp_path, settings(limits="auth_failures_per_minute_max = 15")) as broker:
         with Peer(broker) as owner:
             assert owner.code(create(token(), b"guarded")) == 0
             for _ in range(2):

@@ -1,7 +1,5 @@
 """Hostile and broken Felix clients over real QUIC: what is inside the streams. Each test ends with the broker serving others.
-
-Clients are aioquic's with frames packed by hand (felix_wire.py), tokens PyJWT's. Abuse of QUIC: test_felix_quic_abuse.py.
-"""
+Clients are aioquic's with frames packed by hand (felix_wire.py), tokens PyJWT's. Abuse of QUIC: test_felix_quic_abuse.py."""
 
 import base64
 import json
@@ -40,9 +38,9 @@ CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "n", "cache": "c"}
 PROTOCOL_ERROR = 0x46
 
 
-def settings(rest: str = "", limits: str = "auth_failures_per_minute = 100000") -> str:
+def settings(rest: str = "", limits: str = "auth_failures_per_minute_max = 100000") -> str:
     secret = f'[[tokens.secrets]]\nsecret = "{SECRET}"\n'
-    return config(rest=f"[limits]\ndisk_floor_bytes = 0\n{limits}\n{secret}{FELIX}{rest}")
+    return config(rest=f"[limits]\ndisk_free_bytes_min = 0\n{limits}\n{secret}{FELIX}{rest}")
 
 
 def development(rest: str = "") -> str:
@@ -616,7 +614,7 @@ def test_subscriptions_of_others_cannot_be_guessed(shut: Broker) -> None:
 
 
 def test_brute_force_shuts_the_address_out(tmp_path: Path) -> None:
-    with Broker(tmp_path, settings(limits="auth_failures_per_minute = 15")) as broker:
+    with Broker(tmp_path, settings(limits="auth_failures_per_minute_max = 15")) as broker:
         with Client(broker, source="127.0.0.9") as client, pytest.raises(Closed):
             for number in range(40):
                 stream = client.open(auth(f"guess-{number}"))

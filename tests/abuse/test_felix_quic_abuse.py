@@ -22,9 +22,9 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.net.certificates import CERTIFICATE_NAME, KEY_NAME, development_certificate
 from quintet.net.listener import SWEEP_S, ListenerOptions
-from quintet.net.quic import EMPTY_US, QuicOptions
+from quintet.net.quic import EMPTY_US
 from quintet.protocols.base import LOST
-from quintet.protocols.felix.frames import FelixOptions
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import SimBroker
 from tests.abuse.felix_wire import (
@@ -56,7 +56,7 @@ NATIVE = kernel.QuicEndpoint is not None
 
 
 def settings(felix: str = "", limits: str = "") -> str:
-    always = "disk_floor_bytes = 0\ntail_cache_bytes = 8388608\nconnections_per_address_max = 5000\n"
+    always = "disk_free_bytes_min = 0\ntail_cache_bytes = 8388608\nconnections_per_address_max = 5000\n"
     return config(rest=f"[limits]\n{always}{limits}\n[listeners.felix]\nport = 0\n{felix}\n")
 
 
@@ -142,9 +142,9 @@ def is_retry(data: bytes) -> bool:
 
 
 def test_a_flood_of_first_packets_from_forged_addresses(tmp_path: Path) -> None:
-    """Below `retry_above` at most three times the bytes come back, above it a Retry that is far smaller than what it answers;
+    """Below `unproven_handshakes_max` at most three times the bytes come back, above it a Retry that is far smaller than what it answers;
     who answers is let in all the while."""
-    with Broker(tmp_path, settings(f"retry_above = {RETRY_ABOVE}")) as broker:
+    with Broker(tmp_path, settings(f"unproven_handshakes_max = {RETRY_ABOVE}")) as broker:
         probe(broker)
         before = broker.resident_bytes()
         crowd = sources(RETRY_ABOVE + 200)
@@ -245,10 +245,11 @@ def test_who_does_not_authenticate_in_time_is_shut(broker: Broker) -> None:
 async def test_pings_do_not_keep_a_connection_without_streams(tmp_path: Path) -> None:
     """The door's own session, with a clock that is moved: an event stream is a reason to stay, pings are none."""
     certificate, key, _ = development_certificate(tmp_path, ("localhost", "127.0.0.1"))
-    sim, options = SimBroker(options=BrokerOptions()), FelixOptions(open=True, anonymous_role="admin")
+    sim, options = SimBroker(options=BrokerOptions()), FelixListener(open=True, anonymous_role="admin")
     listener = ClockedListener(
         ListenerOptions("felix", "127.0.0.1", 0),
-        QuicOptions(certificate, key),
+        options,
+        (certificate, key, b""),
         lambda stream: FelixSession(sim.broker, stream, 0, options, stream.peer),
         lambda *_: None,
     )

@@ -50,7 +50,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         f'[[users]]\nname = "{name}"\npassword = "{name}-password"\nroles = ["{role}"]\n'
         for name, role in PEOPLE.items()
     )
-    rest = "[limits]\ndisk_floor_bytes = 0\nauth_failures_per_minute = 100000\ntail_cache_bytes = 16777216\n"
+    rest = "[limits]\ndisk_free_bytes_min = 0\nauth_failures_per_minute_max = 100000\ntail_cache_bytes = 16777216\n"
     folder = tmp_path_factory.mktemp("flymq")
     with Broker(folder, config(listener="[listeners.flymq]\nport = 0\n", rest=rest + people)) as broker:
         yield broker

@@ -21,7 +21,7 @@ from tests.crash.wire import ACK, POLL, Closed, Wire
 
 DRAIN_S = 15.0  # the broker promises 10; the rest is for a busy machine
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-CONFIG = config(("alice", "bob"), rest="[limits]\ndisk_floor_bytes = 0\n")
+CONFIG = config(("alice", "bob"), rest="[limits]\ndisk_free_bytes_min = 0\n")
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_a_bad_key_in_the_configuration_is_one_line_and_code_2(tmp_path: Path) -
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_under_load_drains_and_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
     history = History(int(number))
-    text = config(("dev",), rest="[limits]\ndisk_floor_bytes = 0\n")
+    text = config(("dev",), rest="[limits]\ndisk_free_bytes_min = 0\n")
     with Broker(tmp_path, text) as broker:
         history.subscribe(broker.address)
         running = Load(history, broker.address)

@@ -45,7 +45,7 @@ def storm(address: str) -> list[bytes]:
 
 def test_500_reconnects_after_a_restart_all_get_in(tmp_path: Path) -> None:
     people = "".join(user(number) for number in range(CLIENTS))
-    settings = config(listener="[listeners.flymq]\nport = 0\n", rest="[limits]\ndisk_floor_bytes = 0\n" + people)
+    settings = config(listener="[listeners.flymq]\nport = 0\n", rest="[limits]\ndisk_free_bytes_min = 0\n" + people)
     for _ in range(2):
         with Broker(tmp_path, settings) as broker:
             answers = storm(broker.listeners["flymq"])

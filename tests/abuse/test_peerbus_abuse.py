@@ -31,7 +31,9 @@ SECRET = "0123456789abcdef0123456789abcdef"
 MAILBOX_MESSAGES = 200
 TOLD_S = 20.0
 LISTENERS = "[listeners.peerbus]\nport = 0\nping_seconds = 1\n[listeners.peerbus_tcp]\nenabled = true\nport = 0\n"
-LIMITS = "[limits]\ndisk_floor_bytes = 0\nauth_failures_per_minute = 100000\nconnections_per_address_max = 5000\n"
+LIMITS = (
+    "[limits]\ndisk_free_bytes_min = 0\nauth_failures_per_minute_max = 100000\nconnections_per_address_max = 5000\n"
+)
 GROWTH_BYTES_MAX = 192 * MIB
 
 
@@ -264,7 +266,7 @@ def test_a_loop_of_takeovers_ends_and_the_victim_stays(broker: Broker) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_brute_force_is_slowed_down(tmp_path: Path) -> None:
     """The client of `websockets` asserts, in its own thread or in ours, when it is refused before its handshake began."""
-    with start(tmp_path, limits="[limits]\ndisk_floor_bytes = 0\nauth_failures_per_minute = 5\n") as broker:
+    with start(tmp_path, limits="[limits]\ndisk_free_bytes_min = 0\nauth_failures_per_minute_max = 5\n") as broker:
         answers = []
         for guess in range(12):
             try:

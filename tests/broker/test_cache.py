@@ -16,15 +16,14 @@ from quintet.broker.doors.cache import (
     PREFIX_WATCHES_MAX,
     VERSION_SPAN,
     Cache,
-    CacheOptions,
     expires_at,
     name_of,
 )
 from quintet.broker.doors.cache_memory import OVERHEAD_BYTES, cost
 from quintet.broker.doors.queues import DURABLE, Bearer
 from quintet.broker.identity.access import Principal
-from quintet.broker.identity.tenants import TenantQuota
 from quintet.broker.identity.tokens import Claims
+from quintet.broker.sections import CacheSection, Tenant
 from quintet.broker.topics.catalog import CacheTopic, Topic
 from quintet.model.errors import (
     BadName,
@@ -61,8 +60,8 @@ def nobody(_error: Exception | None) -> None:
     return
 
 
-def made(caches: CacheOptions | None = None, **tenants: TenantQuota) -> tuple[SimBroker, Cache]:
-    sim = SimBroker(options=BrokerOptions(caches=caches or CacheOptions(), tenants=tenants))
+def made(caches: CacheSection | None = None, **tenants: Tenant) -> tuple[SimBroker, Cache]:
+    sim = SimBroker(options=BrokerOptions(caches=caches or CacheSection(), tenants=tenants))
     return sim, sim.broker.caches.open(SCOPE)
 
 
@@ -207,7 +206,7 @@ def test_what_is_no_number_is_not_counted_with(value: bytes) -> None:
 
 
 def test_sizes_and_times_that_are_refused() -> None:
-    sim, cache = made(CacheOptions(key_bytes_max=4, value_bytes_max=8))
+    sim, cache = made(CacheSection(key_bytes_max=4, value_bytes_max=8))
     cache.put(b"1234", b"12345678", 0, None, nobody)
     for key, value in ((b"12345", b""), (b"", b"123456789")):
         with pytest.raises(TooLarge):
@@ -232,7 +231,7 @@ def test_a_life_longer_than_time_can_be_told_does_not_overflow(ttl_ms: int) -> N
 
 
 def test_watches_are_called_when_a_change_is_applied() -> None:
-    sim, cache = made(CacheOptions(memory_bytes=2 * (OVERHEAD_BYTES + 2)))
+    sim, cache = made(CacheSection(memory_bytes=2 * (OVERHEAD_BYTES + 2)))
     one: list[bytes] = []
     some: list[bytes] = []
     every: list[bytes] = []
@@ -350,14 +349,14 @@ def test_bad_names(scope: tuple[str, str, str]) -> None:
 
 
 def test_caches_are_bounded() -> None:
-    sim, _ = made(CacheOptions(caches_max=2))
+    sim, _ = made(CacheSection(caches_max=2))
     sim.broker.caches.open(("t", "n", "d"))
     with pytest.raises(LimitExceeded, match="there are 2 caches"):
         sim.broker.caches.open(("t", "n", "e"))
 
 
 def test_a_restart_forgets_a_cache_in_memory_and_its_subscriptions() -> None:
-    sim, cache = made(CacheOptions(durability="memory"))
+    sim, cache = made(CacheSection(durability="memory"))
     peer = Peer.__new__(Peer)
     peer.completed = lambda token, result, error: heard.append(error)  # type: ignore[method-assign]
     heard: list[Exception | None] = []

@@ -6,9 +6,8 @@ from random import Random
 
 import pytest
 
-from quintet.broker.doors.cache import CacheOptions
 from quintet.broker.doors.cache_memory import GHOSTS_SLACK, OVERHEAD_BYTES, Deadlines, Sieve
-from quintet.broker.identity.tenants import TenantQuota
+from quintet.broker.sections import CacheSection, Tenant
 from quintet.model.errors import LimitExceeded, StorageError
 from tests.broker.test_cache import SCOPE, SECOND, Told, again, check_books, made, nobody, records
 
@@ -77,7 +76,7 @@ def test_due_keys_come_a_bounded_number_at_a_time() -> None:
 
 def test_a_hundred_thousand_keys_stay_within_the_limit() -> None:
     limit = 1_000_000
-    sim, cache = made(CacheOptions(memory_bytes=limit))
+    sim, cache = made(CacheSection(memory_bytes=limit))
     for number in range(100_000):
         cache.put(b"key-%d" % number, b"v" * 20, 0, None, nobody)
         if number % 1_000 == 0:
@@ -94,7 +93,7 @@ def test_a_hundred_thousand_keys_stay_within_the_limit() -> None:
 
 
 def test_sieve_keeps_what_is_asked_for() -> None:
-    sim, cache = made(CacheOptions(memory_bytes=100 * (OVERHEAD_BYTES + 8)))
+    sim, cache = made(CacheSection(memory_bytes=100 * (OVERHEAD_BYTES + 8)))
     hot = [b"hot-%03d" % number for number in range(20)]
     for number in range(2_000):
         cache.put(b"new-%04d" % number, b"", 0, None, nobody)
@@ -132,7 +131,7 @@ def test_the_hand_looks_at_a_bounded_number_and_ghosts_do_not_heap_up() -> None:
 
 def test_the_quota_of_a_tenant_takes_its_own_keys() -> None:
     each = OVERHEAD_BYTES + 10
-    sim, cache = made(CacheOptions(memory_bytes=100 * each), t=TenantQuota(cache_bytes=10 * each, caches_max=1))
+    sim, cache = made(CacheSection(memory_bytes=100 * each), t=Tenant(name="t", cache_bytes=10 * each, caches_max=1))
     other = sim.broker.caches.open(("other", "n", "c"))
     for number in range(50):
         other.put(b"%010d" % number, b"", 0, None, nobody)
@@ -146,7 +145,7 @@ def test_the_quota_of_a_tenant_takes_its_own_keys() -> None:
     for number in range(200):  # the others share what is left: who has most gives first
         other.put(b"%010d" % number, b"", 0, None, nobody)
     assert (len(cache.entries), len(other.entries)) == (10, 90)
-    sim.broker.tenants.replace({"t": TenantQuota(cache_bytes=3 * each)})
+    sim.broker.tenants.replace({"t": Tenant(name="t", cache_bytes=3 * each)})
     sim.advance(1)
     assert len(cache.entries) == 3
     check_books(sim)
@@ -154,7 +153,7 @@ def test_the_quota_of_a_tenant_takes_its_own_keys() -> None:
 
 def test_refusing_instead_of_evicting() -> None:
     each = OVERHEAD_BYTES + 1
-    sim, cache = made(CacheOptions(memory_bytes=2 * each, eviction="refuse"))
+    sim, cache = made(CacheSection(memory_bytes=2 * each, eviction="refuse"))
     cache.put(b"a", b"", 0, None, nobody)
     cache.put(b"b", b"", sim.scheduler.now() + SECOND, None, nobody)
     with pytest.raises(LimitExceeded, match="the caches are full"):
@@ -169,7 +168,7 @@ def test_refusing_instead_of_evicting() -> None:
 
 
 def test_a_key_that_went_and_is_put_again_is_not_taken_by_its_tombstone() -> None:
-    sim, cache = made(CacheOptions(memory_bytes=500))
+    sim, cache = made(CacheSection(memory_bytes=500))
     cache.put(b"k", b"v", sim.scheduler.now() + SECOND, None, nobody)
     sim.scheduler.run_until_idle()
     sim.scheduler.advance(SECOND)
@@ -195,7 +194,7 @@ def test_a_lower_limit_is_respected_by_the_next_start() -> None:
     cache.put(b"large", b"v" * 5_000, 0, None, nobody)
     sim.scheduler.run_until_idle()
     sim.stop()
-    sim.options = replace(sim.options, caches=CacheOptions(memory_bytes=10 * (OVERHEAD_BYTES + 3)))
+    sim.options = replace(sim.options, caches=CacheSection(memory_bytes=10 * (OVERHEAD_BYTES + 3)))
     sim.start()
     cache = sim.broker.caches.open(SCOPE)
     assert sorted(cache.entries) == [b"%02d" % number for number in range(90, 100)], "the newest"
@@ -222,7 +221,7 @@ def test_tombstones_that_the_disk_refuses_are_tried_again() -> None:
 
 @pytest.mark.parametrize("under_way", [False, True])
 def test_a_put_that_fails_leaves_an_evicted_key_to_its_tombstone(under_way: bool) -> None:
-    sim, cache = made(CacheOptions(memory_bytes=OVERHEAD_BYTES + 2))
+    sim, cache = made(CacheSection(memory_bytes=OVERHEAD_BYTES + 2))
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.run_until_idle()
     cache.put(b"j", b"v", 0, None, nobody)

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.cache import Cache, CacheOptions
+from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import OVERHEAD_BYTES
+from quintet.broker.sections import CacheSection
 from quintet.broker.topics import catalog as topics
 from quintet.broker.topics import reads
 from quintet.delivery.lane import Lane
@@ -203,7 +204,7 @@ def test_a_power_cut_leaves_at_least_what_was_acknowledged_in_order(seed: int) -
 def test_a_power_cut_during_eviction_leaves_a_cache_within_its_limit(seed: int) -> None:
     limit = 20 * (OVERHEAD_BYTES + 4)
     rng = Random(seed)
-    sim = SimBroker(options=BrokerOptions(caches=CacheOptions(memory_bytes=limit)))
+    sim = SimBroker(options=BrokerOptions(caches=CacheSection(memory_bytes=limit)))
     newest: dict[bytes, bytes] = {}
     for _ in range(5):
         cache = sim.broker.caches.open(SCOPE)

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.cache import CacheOptions
 from quintet.broker.identity.access import Principal
-from quintet.broker.identity.tenants import TenantQuota, Tenants
+from quintet.broker.identity.tenants import Tenants
+from quintet.broker.sections import CacheSection, Tenant
 from quintet.config import Settings
 from quintet.model.errors import LimitExceeded
 from quintet.model.tasks import start
@@ -26,7 +26,7 @@ def test_what_is_open_is_counted_exactly_in_any_order(what: str, seed: int) -> N
     rng = Random(seed)
     limits = {"a": 3, "b": 7, "c": 0}
     tenants = Tenants(
-        {name: TenantQuota(connections_max=most, subscriptions_max=most) for name, most in limits.items()}
+        {name: Tenant(name="t", connections_max=most, subscriptions_max=most) for name, most in limits.items()}
     )
     opened, closed = getattr(tenants, f"{what}_opened"), getattr(tenants, f"{what}_closed")
     open_now: list[str] = []
@@ -61,7 +61,7 @@ def test_closing_what_was_never_opened_is_our_own_mistake() -> None:
 
 
 def test_the_topics_of_a_tenant_are_those_of_its_name() -> None:
-    sim = SimBroker(options=BrokerOptions(tenants={"t": TenantQuota(streams_max=2)}))
+    sim = SimBroker(options=BrokerOptions(tenants={"t": Tenant(name="t", streams_max=2)}))
     tenants = sim.broker.tenants
     for name in (b"t/n/one", b"t/n", b"t", b"t/n/one/more", b"other/n/one", b"tt/n/one"):
         tenants.check_topic("t")
@@ -83,7 +83,7 @@ def test_the_topics_of_a_tenant_are_those_of_its_name() -> None:
 
 
 def test_a_tenant_that_publishes_too_fast_rests() -> None:
-    tenants = Tenants({"t": TenantQuota(publish_bytes_per_second=1_000)})
+    tenants = Tenants({"t": Tenant(name="t", publish_bytes_per_second_max=1_000)})
     assert tenants.published("t", 1_000, 0) == 0
     assert tenants.published("t", 500, 0) == SECOND // 2
     assert tenants.published("t", 0, SECOND // 4) == SECOND // 4
@@ -93,7 +93,7 @@ def test_a_tenant_that_publishes_too_fast_rests() -> None:
 
 
 def test_over_a_long_time_the_rate_holds_exactly() -> None:
-    tenants = Tenants({"t": TenantQuota(publish_bytes_per_second=10_000)})
+    tenants = Tenants({"t": Tenant(name="t", publish_bytes_per_second_max=10_000)})
     rng, now, sent = Random(3), 0, 0
     while now < 60 * SECOND:
         size = rng.randrange(1, 5_000)
@@ -104,12 +104,12 @@ def test_over_a_long_time_the_rate_holds_exactly() -> None:
 
 
 def test_new_quotas_count_what_is_open() -> None:
-    tenants = Tenants({"t": TenantQuota(connections_max=3, publish_bytes_per_second=10)})
+    tenants = Tenants({"t": Tenant(name="t", connections_max=3, publish_bytes_per_second_max=10)})
     for _ in range(3):
         tenants.connection_opened("t")
         tenants.connection_opened("new")
     tenants.published("t", 1_000, 0)
-    tenants.replace({"t": TenantQuota(connections_max=2), "new": TenantQuota(connections_max=3)})
+    tenants.replace({"t": Tenant(name="t", connections_max=2), "new": Tenant(name="t", connections_max=3)})
     assert tenants.names == ["t", "new"]
     assert tenants.published("t", 1_000, 0) == 0, "there is no rate any more"
     with pytest.raises(LimitExceeded, match="tenant 'new' has 3 connections"):
@@ -119,10 +119,10 @@ def test_new_quotas_count_what_is_open() -> None:
         tenants.connection_opened("t")
     tenants.connection_closed("t")
     tenants.connection_opened("t")
-    tenants.replace({"t": TenantQuota(publish_bytes_per_second=10)})
+    tenants.replace({"t": Tenant(name="t", publish_bytes_per_second_max=10)})
     assert tenants.published("t", 10, 0) == 0, "a rate that is new begins full"
     tenants.published("t", 100, 0)
-    tenants.replace({"t": TenantQuota(publish_bytes_per_second=10, streams_max=5)})
+    tenants.replace({"t": Tenant(name="t", publish_bytes_per_second_max=10, streams_max=5)})
     assert tenants.published("t", 0, 0) == 10 * SECOND, "one that stays goes on"
 
 
@@ -134,24 +134,35 @@ def test_quotas_and_caches_come_from_the_configuration(tmp_path: Path) -> None:
         durability = "os"
         memory_bytes = "1 MiB"
         eviction = "refuse"
-        max_key_bytes = 1
-        max_value_bytes = 2
-        max_caches = 3
+        key_bytes_max = 1
+        value_bytes_max = 2
+        caches_max = 3
 
         [[tenants]]
         name = "t"
-        max_connections = 4
-        max_streams = 5
-        max_subscriptions = 6
-        max_caches = 7
+        connections_max = 4
+        streams_max = 5
+        subscriptions_max = 6
+        caches_max = 7
         cache_bytes = 8
-        publish_bytes_per_second = 9
+        publish_bytes_per_second_max = 9
 
         [[tenants]]
         name = "free"
         """
     )
     options = _broker_options(Settings.load(file, {}, {}))
-    assert options.caches == CacheOptions("os", 1 << 20, "refuse", 1, 2, 3)
-    assert options.tenants == {"t": TenantQuota(4, 5, 6, 7, 8, 9), "free": TenantQuota()}
-    assert _broker_options(Settings.load(None, {}, {})).caches == CacheOptions(), "the defaults are the same"
+    caches = CacheSection(
+        durability="os", memory_bytes=1 << 20, eviction="refuse", key_bytes_max=1, value_bytes_max=2, caches_max=3
+    )
+    assert options.caches == caches
+    quotas = Tenant(
+        name="t",
+        connections_max=4,
+        streams_max=5,
+        subscriptions_max=6,
+        caches_max=7,
+        cache_bytes=8,
+        publish_bytes_per_second_max=9,
+    )
+    assert options.tenants == {"t": quotas, "free": Tenant(name="free")}

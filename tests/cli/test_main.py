@@ -90,4 +90,4 @@ def test_config_commands(tmp_path: Path) -> None:
     assert "listeners.blipmq.port = 7  # environment variable QUINTET_LISTENERS__BLIPMQ__PORT" in shown
     assert 'data = ".quintet"  # preset of dev' in shown
     assert json.loads(quintet("config", "show", "--json").stdout)["listeners"]["admin"]["port"] == 8080
-    assert "QUINTET_DELIVERY__MAX_ATTEMPTS" in quintet("config", "explain", "delivery").stdout
+    assert "QUINTET_DELIVERY__ATTEMPTS_MAX" in quintet("config", "explain", "delivery").stdout

@@ -178,6 +178,24 @@ def test_a_reload_says_what_was_taken_and_what_waits(start: Start, tmp_path: Pat
     assert code == 0 and "Traceback" not in errors, errors
 
 
+def test_old_names_of_keys_are_logged_at_the_start_and_at_a_reload(start: Start, tmp_path: Path) -> None:
+    config = tmp_path / "quintet.toml"
+    config.write_text("drain_timeout_s = 9\n")
+    broker = start("--dev", "--config", str(config), QUINTET_TOPICS__MAX_TOPICS="50")
+    variable = "environment variable QUINTET_TOPICS__MAX_TOPICS"
+    first, second = broker.wait_for("option_renamed"), broker.wait_for("option_renamed")
+    assert (first["level"], first["origin"], first["new"]) == ("warning", variable, "topics.topics_max")
+    assert (second["origin"], second["old"], second["new"]) == (str(config), "drain_timeout_s", "drain_timeout_seconds")
+    config.write_text("drain_timeout_s = 8\n[delivery]\nmax_attempts = 3\n")
+    broker.process.send_signal(signal.SIGHUP)
+    assert [broker.wait_for("option_renamed")["new"] for _ in range(3)] == [
+        "topics.topics_max", "drain_timeout_seconds", "delivery.attempts_max",
+    ]  # fmt: skip
+    assert broker.wait_for("reloaded")["taken"] == ["drain_timeout_seconds"]
+    assert broker.wait_for("restart_needed")["options"] == ["delivery.attempts_max"]
+    assert broker.stop()[0] == 0
+
+
 def test_a_bad_key_set_keeps_everything_as_it_was(start: Start, tmp_path: Path) -> None:
     file, keys = tmp_path / "quintet.toml", tmp_path / "jwks.json"
     config = "tokens.jwks_file = 'jwks.json'\n[[keys]]\nname = 'a'\nkey = '{}'\n"

@@ -21,7 +21,7 @@ DOORS = ["blipmq", "felix", "felix durable", "felix group"]
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
     """A broker that waits 0.3 s for an acknowledgement, three times."""
-    settings = {"PUSH_TIMEOUT_MS": "300", "MAX_ATTEMPTS": "3", "RETRY_BACKOFF_MS": "100"}
+    settings = {"PUSH_TIMEOUT_SECONDS": "0.3", "ATTEMPTS_MAX": "3", "RETRY_BACKOFF_SECONDS": "0.1"}
     with running(**{f"QUINTET_DELIVERY__{name}": value for name, value in settings.items()}) as server:
         yield server
 

@@ -162,7 +162,7 @@ class Campaign:
         self._judge()
 
     def _start(self) -> Broker:
-        settings = {"QUINTET_DELIVERY__GROUP_TIMEOUT_MS": str(TIMEOUT_MS)}
+        settings = {"QUINTET_DELIVERY__GROUP_TIMEOUT_SECONDS": str(TIMEOUT_MS / 1000)}
         return self._launcher.start(self._data, settings, self._sabotage)
 
     def _restart(self, broker: Broker) -> Broker:

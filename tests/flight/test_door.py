@@ -404,7 +404,7 @@ def test_the_brokers_own_topics(broker: Server, client: Client, topic: str) -> N
 
 
 def test_too_many_failed_logins_are_refused_for_a_while(tmp_path: Path) -> None:
-    text = config(rest="[limits]\nauth_failures_per_minute = 3\n").replace(
+    text = config(rest="[limits]\nauth_failures_per_minute_max = 3\n").replace(
         "[listeners.flight]\nenabled = false", "[listeners.flight]\nport = 0"
     )
     with Process(tmp_path, text) as server:

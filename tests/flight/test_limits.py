@@ -35,12 +35,12 @@ def port_of(broker: Broker) -> int:
 
 
 def test_calls_and_streams_have_a_limit(tmp_path: Path) -> None:
-    with Broker(tmp_path, config(max_calls=2)) as broker, Client(port_of(broker), "ann", "a password") as client:
+    with Broker(tmp_path, config(calls_max=2)) as broker, Client(port_of(broker), "ann", "a password") as client:
         client.put("t", rows(*[b"x" * 10_000] * 3000))
         streams = [client.open("t", rows_per_batch=100) for _ in range(2)]
         for stream in streams:
             stream.read_chunk()
-        with refused("E1403", "max_calls"):
+        with refused("E1403", "calls_max"):
             client.act("topics")
         for stream in streams:
             assert stream.read_all().num_rows > 0

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final
 
 from quintet.broker.audit.audit_log import AUDIT_TOPIC, Query
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.queues import QueueOptions
 from quintet.broker.identity.access import Acl, Principal, Role
 from quintet.broker.identity.keys import NewKey
 from quintet.broker.identity.tokens import TokenOptions, mint
 from quintet.broker.identity.users import ConfiguredUser
+from quintet.broker.sections import QueueSection
 from quintet.model.tasks import Verb, start
 from quintet.testing.line import SimBroker
 
@@ -73,7 +73,7 @@ class World:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
-        self.sim = self.simulated(BrokerOptions(queues=QueueOptions()))
+        self.sim = self.simulated(BrokerOptions(queues=QueueSection()))
         self.broker = self.sim.broker
         self.broker.set_tokens(TokenOptions(secrets=(SECRET,)))
         told: list[Exception | None] = []

@@ -10,8 +10,8 @@ import pytest
 from quintet import kernel
 from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.peers import PeerOptions
 from quintet.broker.identity.access import Principal
+from quintet.broker.sections import PeerSection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope, limits
 from quintet.model.clocks import GRACE_US, HOLD_US
@@ -69,7 +69,7 @@ def api_key() -> tuple[SimBroker, Callable[[], bool]]:
 
 
 def mail() -> tuple[SimBroker, Callable[[], bool]]:
-    sim = peer_helpers.broker(mailbox_ttl_us=DAY)
+    sim = peer_helpers.broker(mailbox_ttl_seconds=86_400)
     amy = peer_helpers.peer_of(sim, "amy")
     peer_helpers.peer_of(sim, "bob").close()
     peer_helpers.send(amy, peer_helpers.letter("amy", "bob", "m1"))
@@ -128,7 +128,7 @@ def test_an_expired_api_key_is_refused_by_the_new_time_only() -> None:
 
 def test_subscriptions_stages_and_outcomes_outlive_a_clock_that_is_ahead() -> None:
     """The broker is started 400 days ahead: whatever the dates on disk say, nothing goes at once."""
-    sim = SimBroker(options=BrokerOptions(peers=PeerOptions(name_idle_us=30 * DAY)))
+    sim = SimBroker(options=BrokerOptions(peers=PeerSection(name_idle_seconds=30 * 86_400)))
     peer = ready(sim)
     subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"backlog"))
@@ -163,7 +163,7 @@ def test_a_token_ends_with_its_date_whatever_the_clock_does() -> None:
 @pytest.mark.parametrize("by_us", [HOUR, 3 * HOUR, 40 * DAY])
 def test_a_replay_is_refused_after_a_jump_there_and_back(by_us: int, away_us: int) -> None:
     """Also of what was sent while the clock was ahead, at the time when its date comes true."""
-    sim = peer_helpers.broker(secret=peer_helpers.SECRET, verify=True, replay_window_us=600 * SECOND)
+    sim = peer_helpers.broker(secret=peer_helpers.SECRET, verify=True, replay_window_seconds=600)
     amy, bob = peer_helpers.peer_of(sim, "amy"), peer_helpers.peer_of(sim, "bob")
 
     def signed(id: str) -> bytes:

@@ -20,9 +20,8 @@ from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
 from quintet.broker.doors.pipelines import FORGET_US, Pipelines, Report
-from quintet.broker.doors.queues import QueueOptions
 from quintet.broker.identity.access import Principal
-from quintet.broker.identity.tenants import TenantQuota
+from quintet.broker.sections import QueueSection, Tenant
 from quintet.delivery.subscription import Policy
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.partitions.partition import IDLE_CLOSE_US, FilePartition
@@ -253,7 +252,7 @@ def idle_subscription() -> Armed:
 
 
 def rotated_key() -> Armed:
-    sim = fast_helpers.FastSim(QueueOptions(rotation_grace_us=40 * SECOND))
+    sim = fast_helpers.FastSim(QueueSection(rotation_grace_seconds=40))
     owner = sim.peer(fast.create(ANN, b"demo"))
     sim.peer(fast.subscribe(fast_helpers.token("bob"), fast_helpers.DEMO))
     owner.exchange(fast.rotate_key(ANN, fast_helpers.DEMO, b"k2"))
@@ -264,7 +263,7 @@ def rotated_key() -> Armed:
 
 
 def fast_rate() -> Armed:
-    sim = fast_helpers.FastSim(subject_messages_per_second=10)
+    sim = fast_helpers.FastSim(subject_messages_per_second_max=10)
     peer = sim.peer(fast.create(ANN, b"demo"))
     peer.exchange(fast_helpers.publish(ANN, *[b"x"] * 90))
     assert peer.held()
@@ -272,7 +271,7 @@ def fast_rate() -> Armed:
 
 
 def tenant_rate() -> Armed:
-    quota = TenantQuota(publish_bytes_per_second=1_000)
+    quota = Tenant(name="t", publish_bytes_per_second_max=1_000)
     sim = felix_helpers.FelixSim(BrokerOptions(tenants={"t1": quota}))
     stream = sim.connect().auth(felix_helpers.token(sim.now_s, life_s=100 * 86_400), felix_helpers.PLAIN)
     stream.ask(felix_helpers.batch(bytes(8_500), request_id=1))
@@ -315,13 +314,13 @@ def takeovers() -> Armed:
 
 
 def peer_name() -> Armed:
-    sim = peer_helpers.broker(name_idle_us=20 * DAY)
+    sim = peer_helpers.broker(name_idle_seconds=20 * 86_400)
     peer_helpers.peer_of(sim, "amy").close()
     return sim, lambda: sim.broker.peers.find("amy") is None
 
 
 def ids_of_messages() -> Armed:
-    sim = peer_helpers.broker(replay_window_us=HOUR)
+    sim = peer_helpers.broker(replay_window_seconds=3_600)
     amy, bob = peer_helpers.peer_of(sim, "amy"), peer_helpers.peer_of(sim, "bob")
     window_us = sim.broker.peers.options.fresh_us
     ids = iter(range(1_000_000))

@@ -19,7 +19,7 @@ from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.felix import codec as felix
-from quintet.protocols.felix.frames import FelixOptions
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer
 from tests.protocols.blipmq import helpers as blip_helpers
@@ -38,7 +38,7 @@ BARE = ("", "", TOPIC)  # a topic's name that is not tenant, namespace and strea
 class Sim(FastSim):
     """A broker with the doors of both test kits."""
 
-    felix = FelixOptions()
+    felix = FelixListener()
 
 
 class World:

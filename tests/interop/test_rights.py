@@ -25,7 +25,8 @@ from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import errors as fast_errors
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
-from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.protocols.fast.section import FastListener
+from quintet.protocols.fast.session import FastDoor, FastSession
 from quintet.protocols.felix import frames as felix_frames
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peerbus
@@ -102,7 +103,7 @@ def _nacks(data: bytes) -> list[tuple[int, int]]:
 class FastWorld(World):
     def __init__(self) -> None:
         super().__init__()
-        self.door = FastDoor(self.broker, FastOptions(extended=True, auth_failures_max=0))
+        self.door = FastDoor(self.broker, FastListener(mode="extended", auth_failures_max=0))
         self.tokens = {who: self.token(who) for who in WHO if who != "stranger"}
         self.tokens["stranger"] = self.token("admin", secret=b"another secret of more than 32 bytes")
         admin = self.peer()

@@ -165,7 +165,7 @@ def test_the_floor_is_what_was_set(monkeypatch: pytest.MonkeyPatch, floor: int |
     if not refused_below:
         return
     free(refused_below - 1)
-    with pytest.raises(StorageFull, match=f"the floor is {refused_below} .limits.disk_floor_bytes.") as refused:
+    with pytest.raises(StorageFull, match=f"the floor is {refused_below} .limits.disk_free_bytes_min.") as refused:
         harness.append(partition, [b"x"])
     enough = int(refused.value.hint.split()[-4])
     assert refused_below < enough < 1_000_000, "there is a way back"

@@ -46,7 +46,7 @@ def first_packets(count: int, address: tuple[str, int]) -> list[bytes]:
 
 
 async def test_a_flood_of_first_packets_costs_little_and_lets_others_in(tmp_path: Path) -> None:
-    async with serving(tmp_path, retry_above=RETRY_ABOVE, half_open_max=2 * RETRY_ABOVE) as (listener, _):
+    async with serving(tmp_path, unproven_handshakes_max=RETRY_ABOVE, half_open_max=2 * RETRY_ABOVE) as (listener, _):
         with socket.socket(type=socket.SOCK_DGRAM) as flooder:
             sent = 0
             for data in first_packets(FLOOD, address_of(listener.address)):
@@ -63,7 +63,7 @@ async def test_a_flood_of_first_packets_costs_little_and_lets_others_in(tmp_path
 
 
 async def test_more_unfinished_handshakes_than_there_may_be_are_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path, retry_above=1000, half_open_max=RETRY_ABOVE) as (listener, _):
+    async with serving(tmp_path, unproven_handshakes_max=1000, half_open_max=RETRY_ABOVE) as (listener, _):
         with socket.socket(type=socket.SOCK_DGRAM) as flooder:
             for data in first_packets(2 * RETRY_ABOVE, address_of(listener.address)):
                 flooder.sendto(data, address_of(listener.address))

@@ -64,7 +64,7 @@ async def test_single_bytes_and_a_frame_larger_than_the_window(tmp_path: Path) -
 async def test_a_quiet_peer_is_kept_and_one_that_vanished_is_not(tmp_path: Path) -> None:
     """Neither sends keep-alives: a subscriber that only waits for messages does not, either."""
     async with (
-        serving(tmp_path, idle_ms=1_000) as (listener, _),
+        serving(tmp_path, idle_seconds=1) as (listener, _),
         peer_of(listener, tmp_path) as quiet,
         peer_of(listener, tmp_path) as vanished,
     ):
@@ -557,7 +557,7 @@ async def test_a_certificate_is_replaced_for_new_connections(tmp_path: Path) -> 
 
 
 async def test_retry_when_many_handshakes_are_unfinished(tmp_path: Path) -> None:
-    async with serving(tmp_path, retry_above=0) as (listener, _), peer_of(listener, tmp_path) as peer:
+    async with serving(tmp_path, unproven_handshakes_max=0) as (listener, _), peer_of(listener, tmp_path) as peer:
         await peer.login()
         assert listener.figures()["retries"] >= 1
         assert listener.figures()["half_open"] == 0

@@ -124,7 +124,7 @@ def test_its_section_is_checked_like_every_other() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"listeners.line.prot": 1}, "did you mean listeners.line.port"),
         ({"listeners.line.host": "0.0.0.0"}, "plaintext on '0.0.0.0'"),
-        ({"listeners.line.max_line_bytes": 1}, "greater than or equal to 64"),
+        ({"listeners.line.line_bytes_max": 1}, "greater than or equal to 64"),
     ]
     for flags, said in wrong:
         with pytest.raises(ConfigError, match=said):

@@ -44,19 +44,20 @@ from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
 from quintet.broker.consumers.group import CommitPayload, GroupRow
 from quintet.broker.consumers.polled_members import Claims
 from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
-from quintet.broker.doors.cache import CacheOptions, Caches
+from quintet.broker.doors.cache import Caches
 from quintet.broker.doors.mailbox import PeerRow
 from quintet.broker.doors.peers import TABLE as PEERS_TABLE
-from quintet.broker.doors.peers import PeerOptions, Peers
-from quintet.broker.doors.queues import QueueOptions, Queues
+from quintet.broker.doors.peers import Peers
+from quintet.broker.doors.queues import Queues
 from quintet.broker.identity.access import Access, Action, Credential, Principal, Role
 from quintet.broker.identity.keys import CREDENTIALS_TABLE, CredentialRow, Keys
 from quintet.broker.identity.passwords import Entropy
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions, TenantTokens
-from quintet.broker.identity.tenants import TenantQuota, Tenants
+from quintet.broker.identity.tenants import Tenants
 from quintet.broker.identity.tokens import TokenOptions, Tokens
 from quintet.broker.identity.users import ConfiguredUser, Users
 from quintet.broker.schemas.registry import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
+from quintet.broker.sections import CacheSection, PeerSection, QueueSection, Tenant
 from quintet.broker.slices import Elsewhere, Slices
 from quintet.broker.table import T, Table
 from quintet.broker.topics.catalog import (
@@ -107,10 +108,10 @@ class BrokerOptions:
     events_bytes: int = limits.EVENTS_BYTES_DEFAULT
     group_timeout_us: int = SESSION_TIMEOUT_US
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
-    queues: QueueOptions = field(default_factory=QueueOptions)
-    peers: PeerOptions = field(default_factory=PeerOptions)
-    caches: CacheOptions = field(default_factory=CacheOptions)
-    tenants: Mapping[str, TenantQuota] = field(default_factory=dict)
+    queues: QueueSection = field(default_factory=QueueSection)
+    peers: PeerSection = field(default_factory=PeerSection)
+    caches: CacheSection = field(default_factory=CacheSection)
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
     keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
     doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them

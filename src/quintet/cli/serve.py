@@ -30,14 +30,15 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
     reads certificates and credentials again.
     """
     from quintet.config import Settings
+    from quintet.config.renaming import OldName
 
     flags = {"data": data, "dev": dev or None}
-
-    def load() -> Settings:
-        return Settings.load(config_file, os.environ, flags)
-
-    settings = load()
+    old_names: list[OldName] = []  # the log is not open before the configuration is read
+    settings = Settings.load(config_file, os.environ, flags, old_names.append)
 
     from quintet import server
 
-    sys.exit(server.serve(settings, print_ready=print_ready, reload=load))
+    def reload() -> Settings:
+        return Settings.load(config_file, os.environ, flags, server.warn_of_old_name)
+
+    sys.exit(server.serve(settings, print_ready=print_ready, reload=reload, old_names=old_names))

@@ -3,29 +3,50 @@
 Layers, each over the one before: defaults, the --dev preset, the TOML file, environment variables
 (QUINTET_SECTION__KEY), flags. They are merged as plain dictionaries first and checked once, so that an error can name
 the place the bad value came from. Every field carries its description and unit: docs/CONFIGURATION.md and
-`quintet config explain` are made from them. No layer below may import this file; server.py hands each its own values.
+`quintet config explain` are made from them. How keys are named is in fields.py. No layer below may import this file: server.py
+hands each its section.
 """
 
+import copy
 import difflib
 import hashlib
+import itertools
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
+from quintet.broker.sections import CacheSection, Tenant
 from quintet.config.doors import Listeners, load_plugins, with_plugins
-from quintet.config.fields import Durability, matches, read_secret
-from quintet.config.tenancy import CacheSection, Tenant
+from quintet.config.fields import matches, read_secret
+from quintet.config.renaming import Item, OldName, dotted, renamed_items, renamed_tree
 from quintet.config.trust import Audit, Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError
-from quintet.protocols.options import Bytes, Count, Listener, Section, is_loopback
+from quintet.model.sections import (
+    DAY_SECONDS,
+    Bytes,
+    BytesMax,
+    BytesMin,
+    Count,
+    Durability,
+    FractionalSeconds,
+    Partitions,
+    PerMinute,
+    Renamed,
+    Seconds,
+    Section,
+    Unbounded,
+    section_of,
+)
+from quintet.protocols.options import Listener, is_loopback
 
 # Development credentials, the same on every machine: --dev listens on loopback only.
 DEV_NAME: Final = "dev"
@@ -48,6 +69,13 @@ ENV_OTHER: Final = frozenset({
 ENV_OTHER_PREFIX: Final = "QUINTET_TEST_"
 
 KEYS_LISTED_MAX: Final = 12  # in an error about an unknown key
+
+Warn = Callable[[OldName], None]
+
+
+def warn_of_old_name(name: OldName) -> None:
+    """What a program hears that loads settings and says nothing else of old names."""
+    warnings.warn(str(name), FutureWarning, stacklevel=4)
 
 
 # -- the tree ---------------------------------------------------------------------------------------------------------
@@ -201,12 +229,9 @@ class TopicSettings(Section):
         description="When a publish counts as kept: fsync (on disk), interval (fsync every 100 ms), os (handed to the "
         "kernel), memory (never written).",
     )
-    partitions: Annotated[int, Field(ge=1, le=limits.PARTITIONS_MAX)] = Field(
-        default=1, description="Partitions of a topic whose maker asks for no number."
-    )
-    retention_seconds: int = Field(
-        default=7 * 24 * 3600,
-        ge=0,
+    partitions: Partitions = Field(default=1, description="Partitions of a topic whose maker asks for no number.")
+    retention_seconds: Seconds = Field(
+        default=7 * DAY_SECONDS,
         description="Age at which messages are removed, in seconds; 0 keeps them. Whole segments go: a message stays "
         "at most a quarter longer than this, or 60 s.",
     )
@@ -227,10 +252,8 @@ class TopicOverride(Section):
 
     pattern: str = Field(description="Topic name; a trailing * matches any ending.", min_length=1)
     durability: Durability | None = Field(default=None, description="As topics.durability.")
-    partitions: Annotated[int, Field(ge=1, le=limits.PARTITIONS_MAX)] | None = Field(
-        default=None, description="As topics.partitions."
-    )
-    retention_seconds: int | None = Field(default=None, ge=0, description="As topics.retention_seconds, in seconds.")
+    partitions: Partitions | None = Field(default=None, description="As topics.partitions.")
+    retention_seconds: Seconds | None = Field(default=None, description="As topics.retention_seconds, in seconds.")
     retention_bytes: Bytes | None = Field(default=None, description="As topics.retention_bytes, in bytes.")
     segment_bytes: Annotated[Bytes, Field(ge=limits.SEGMENT_BYTES_MIN)] | None = Field(
         default=None, description="As topics.segment_bytes, in bytes."
@@ -247,7 +270,9 @@ class TopicOverride(Section):
 class Topics(TopicSettings):
     """Defaults for new topics, and overrides by name."""
 
-    max_topics: Annotated[int, Field(ge=1, le=limits.TOPICS_MAX)] = Field(
+    renamed = (Renamed("max_topics", "topics_max"),)
+
+    topics_max: Annotated[Count, Field(le=limits.TOPICS_MAX)] = Field(
         default=10_000, description="Topics that may exist; one more is refused."
     )
     overrides: tuple[TopicOverride, ...] = Field(
@@ -267,54 +292,65 @@ class Topics(TopicSettings):
 class Delivery(Section):
     """How messages reach subscribers that acknowledge."""
 
-    retry_backoff_ms: int = Field(
-        default=500,
-        ge=1,
-        description="Wait for the acknowledgement of a polled message before it is due again, in milliseconds; doubles "
-        "with each attempt.",
+    renamed = (
+        Renamed("retry_backoff_ms", "retry_backoff_seconds", per=1000),
+        Renamed("push_timeout_ms", "push_timeout_seconds", per=1000),
+        Renamed("group_timeout_ms", "group_timeout_seconds", per=1000),
+        Renamed("subscription_idle_days", "subscription_idle_seconds", times=DAY_SECONDS),
+        Renamed("max_attempts", "attempts_max"),
     )
-    push_timeout_ms: Count = Field(
-        default=30_000,
+
+    retry_backoff_seconds: Annotated[FractionalSeconds, Field(ge=0.001)] = Field(
+        default=0.5,
+        description="Wait for the acknowledgement of a polled message before it is due again, in seconds; doubles with each "
+        "attempt.",
+    )
+    push_timeout_seconds: Annotated[FractionalSeconds, Field(ge=0.001)] = Field(
+        default=30.0,
         description="Wait for the acknowledgement of a pushed message, from when its consumer reached it, before it is sent "
-        "again, in milliseconds.",
+        "again, in seconds.",
     )
-    max_attempts: Count = Field(
+    attempts_max: Count = Field(
         default=5, description="Deliveries of a message before it goes to the dead-letter topic."
     )
     in_flight_max: Count = Field(
         default=1_000, description="Messages delivered and not yet acknowledged, per partition of a subscription."
     )
-    queue_messages_max: int = Field(
+    queue_messages_max: Unbounded = Field(
         default=0,
-        ge=0,
         description="Unsettled messages per QoS 1 subscription above which QoS 1 publishes to its topic are refused "
         "(NACK); 0: only the disk is the limit.",
     )
     dead_letter_suffix: str = Field(
         default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
     )
-    group_timeout_ms: Annotated[int, Field(ge=1000, le=300_000)] = Field(
-        default=10_000,
-        description="Silence after which a member of a consumer group loses its partitions, in milliseconds.",
+    group_timeout_seconds: Annotated[FractionalSeconds, Field(ge=1, le=300)] = Field(
+        default=10.0,
+        description="Silence after which a member of a consumer group loses its partitions, in seconds.",
     )
     keep_rejected: bool = Field(
         default=False, description="Whether what a schema refuses is also kept among the dead letters of its topic."
     )
     subscriptions_max: Count = Field(default=100_000, description="Subscriptions that may exist; one more is refused.")
-    subscription_idle_days: Count = Field(
-        default=30, description="Days after which an unused subscription is forgotten."
+    subscription_idle_seconds: Annotated[Seconds, Field(ge=1)] = Field(
+        default=30 * DAY_SECONDS, description="Time after which an unused subscription is forgotten, in seconds."
     )
 
 
 class Limits(Section):
     """What the broker protects itself with."""
 
-    disk_floor_bytes: Bytes | None = Field(
+    renamed = (
+        Renamed("disk_floor_bytes", "disk_free_bytes_min"),
+        Renamed("auth_failures_per_minute", "auth_failures_per_minute_max"),
+    )
+
+    disk_free_bytes_min: BytesMin | None = Field(
         default=None,
         description="Free disk space below which publishes are refused, in bytes; not set: 256 MiB, or 5 % of the disk "
         "if that is less.",
     )
-    unsynced_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+    unsynced_bytes_max: Annotated[BytesMax, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
         default=limits.UNSYNCED_BYTES_MAX,
         description="Bytes waiting for the disk above which publishers are not read from.",
     )
@@ -325,14 +361,14 @@ class Limits(Section):
         default=limits.MEMORY_TOPICS_BYTES,
         description="What all memory topics together keep, in bytes; the oldest go first.",
     )
-    output_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+    output_bytes_max: Annotated[BytesMax, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
         default=limits.OUTPUT_BYTES_MAX,
         description="Large answers and deliveries that readers have not taken yet, over all connections, in bytes; "
         "more of them wait.",
     )
     connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
     connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
-    password_bytes_min: Annotated[int, Field(ge=1, le=limits.PASSWORD_BYTES_MAX)] = Field(
+    password_bytes_min: Annotated[BytesMin, Field(ge=1, le=limits.PASSWORD_BYTES_MAX)] = Field(
         default=limits.PASSWORD_BYTES_MIN_DEFAULT,
         description="Shortest password that can be set on the wire, in bytes; [[users]] are free to have shorter ones.",
     )
@@ -340,7 +376,7 @@ class Limits(Section):
         default=limits.AUDIT_BYTES_DEFAULT,
         description="What the audit of logins, refusals and changes of rights keeps, in bytes.",
     )
-    auth_failures_per_minute: Count = Field(
+    auth_failures_per_minute_max: PerMinute = Field(
         default=20, description="Failed logins from one address per minute, then it waits."
     )
 
@@ -358,13 +394,15 @@ class Plugins(Section):
 class Settings(Section):
     """Everything an operator may choose."""
 
+    renamed = (Renamed("drain_timeout_s", "drain_timeout_seconds"),)
+
     data: Path = Field(
         default=Path("/var/lib/quintet"), description="Folder of the log. With dev: .quintet in the current folder."
     )
     dev: bool = Field(
         default=False, description="Development: loopback only, with fixed credentials that are printed at start."
     )
-    drain_timeout_s: float = Field(default=10.0, ge=0, description="Longest graceful stop, in seconds.")
+    drain_timeout_seconds: FractionalSeconds = Field(default=10.0, description="Longest graceful stop, in seconds.")
     log: LogOutput = Field(default=LogOutput(), description="What the broker says about itself, on stderr.")
     listeners: Listeners = Field(default=Listeners(), description="The doors.")
     plugins: Plugins = Field(default=Plugins(), description="What is loaded beside Quintet's own parts.")
@@ -444,10 +482,12 @@ class Settings(Section):
         return self
 
     @classmethod
-    def load(cls, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> "Settings":
-        """The settings these three give together. `flags` has dotted keys; a None value counts as not given.
-        Raises ConfigError."""
-        return load_with_origins(file, environ, flags)[0]
+    def load(
+        cls, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], warn: Warn = warn_of_old_name
+    ) -> "Settings":
+        """The settings these three give together. `flags` has dotted keys; a None value counts as not given. `warn` is called
+        for each key that was given by its old name. Raises ConfigError."""
+        return load_with_origins(file, environ, flags, warn)[0]
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
@@ -475,7 +515,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
 
 
-def _read_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], object, str]]:
+def _read_environment(environ: Mapping[str, str]) -> Iterator[Item]:
     for name, text in sorted(environ.items()):
         if not name.startswith(ENV_PREFIX) or name in ENV_OTHER or name.startswith(ENV_OTHER_PREFIX):
             continue
@@ -488,33 +528,60 @@ def _read_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, .
         yield tuple(name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR)), value, f"environment variable {name}"
 
 
+def _read_flags(flags: Mapping[str, Any]) -> Iterator[Item]:
+    for key, value in flags.items():
+        if value is not None:
+            path = tuple(key.split("."))
+            yield path, value, f"flag --{path[-1].replace('_', '-')}"
+
+
 def load_with_origins(
-    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], warn: Warn = warn_of_old_name
 ) -> tuple[Settings, Origins]:
     """As Settings.load, with the origin of every value that is not a default (`quintet config show --origin`)."""
-    tree = _read_file(file) if file else {}
-    origins: Origins = {path: str(file) for path in _leaves(tree)}
-    for path, value, origin in _read_environment(environ):
-        _put(tree, path, value)
-        origins[path] = origin
-    for dotted, value in flags.items():
-        if value is not None:
-            path = tuple(dotted.split("."))
-            _put(tree, path, value)
-            origins[path] = f"flag --{path[-1].replace('_', '-')}"
+    layers = [[*_read_environment(environ)], [*_read_flags(flags)]]
+    written = _read_file(file) if file else {}
+    tree, origins = _merged(written, layers, str(file))
     kind = Settings
+    old_names: dict[str, str] = {}
+
+    def found(name: OldName) -> None:
+        old_names[name.new] = name.old
+        warn(name)
+
     try:
         first = Settings.model_validate({name: tree[name] for name in ("dev", "plugins") if name in tree})
-        kind = _with_plugins(first.plugins)
+        kind = settings_with(first.plugins)
+        renamed = [[*renamed_items(layer, kind, found)] for layer in layers]
+        tree, origins = _merged(renamed_tree(written, kind, str(file), found), renamed, str(file))
         if first.dev:
             _apply_dev(tree, origins, kind)
         settings = kind.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, file, origins, kind) from None
+        raise _explain(error, file, origins, kind, old_names) from None
     return settings, origins
 
 
-def _with_plugins(plugins: Plugins) -> type[Settings]:
+def _merged(written: Mapping[str, Any], layers: list[list[Item]], file: str) -> tuple[dict[str, Any], Origins]:
+    """The file, and single values over it in the order of their layers."""
+    tree = copy.deepcopy(dict(written))
+    origins: Origins = {path: file for path in _leaves(tree)}
+    for path, value, origin in itertools.chain(*layers):
+        _put(tree, path, value)
+        origins[path] = origin
+    return tree, origins
+
+
+def plugins_of(file: Path | None, environ: Mapping[str, str]) -> Plugins:
+    """Only the plugins of a configuration: what tables there are depends on them. Raises ConfigError."""
+    tree, origins = _merged(_read_file(file) if file else {}, [[*_read_environment(environ)]], str(file))
+    try:
+        return Settings.model_validate({"plugins": tree["plugins"]} if "plugins" in tree else {}).plugins
+    except ValidationError as error:
+        raise _explain(error, file, origins, Settings, {}) from None
+
+
+def settings_with(plugins: Plugins) -> type[Settings]:
     """The tree of options with the sections of these doors in it."""
     if not plugins.doors:
         return Settings
@@ -565,7 +632,9 @@ def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _explain(error: ValidationError, file: Path | None, origins: Origins, kind: type[Section]) -> ConfigError:
+def _explain(
+    error: ValidationError, file: Path | None, origins: Origins, kind: type[Section], old_names: Mapping[str, str]
+) -> ConfigError:
     """One line for the first problem: where, which key, what is wrong, what was probably meant."""
     problems = error.errors(include_url=False)
     # A misspelt key often makes a second complaint (a missing one): the misspelling is the one to tell.
@@ -582,13 +651,10 @@ def _explain(error: ValidationError, file: Path | None, origins: Origins, kind: 
         given = first.get("input")
         if isinstance(given, str | int | float) and not _is_secret(path):
             text += f", not {given!r}"
+    if key in old_names:
+        text += f" (given as {old_names[key]})"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return ConfigError(f"{origin}: {key + ': ' if key else ''}{text}{more}")
-
-
-def dotted(path: tuple[str | int, ...]) -> str:
-    """('keys', 0, 'name') as keys[0].name."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _origin_of(path: tuple[str | int, ...], origins: Origins) -> str | None:
@@ -631,11 +697,3 @@ def section_at(path: tuple[str | int, ...], section: type[Section] = Settings) -
             return None
         section = below
     return section
-
-
-def section_of(annotation: object) -> type[Section] | None:
-    """The section class in a field's annotation: itself, or the element of a tuple."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None

@@ -3,39 +3,18 @@
 import re
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field, create_model
 
+from quintet.flight.section import FlightListener
 from quintet.model.errors import ConfigError
+from quintet.model.sections import Port, Section
 from quintet.protocols.door import Door
 from quintet.protocols.doors import DOORS, Doors
-from quintet.protocols.options import Count, Listener, Port, Section, TlsListener
+from quintet.protocols.options import Listener
 
 L = TypeVar("L", bound=Listener)
-
-
-class FlightListener(TlsListener):
-    """The Arrow Flight door."""
-
-    enabled: bool = Field(
-        default=True,
-        description="Whether this listener is opened; it needs the packages of the extra `flight`, and stays shut without.",
-    )
-    port: Port = Field(default=8815, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    tls_cert: Path | None = Field(
-        default=None,
-        description="PEM file with the certificate chain; read at start, a reload does not reach this door.",
-    )
-    tls_key: Path | None = Field(
-        default=None, description="PEM file with the private key; read at start, a reload does not reach this door."
-    )
-    max_calls: Count = Field(default=256, description="Calls and streams under way at once; more are refused.")
-    map_files: bool = Field(
-        default=True,
-        description="Whether readers on this machine are told where the segment files are, to read them in place.",
-    )
 
 
 class AdminListener(Listener):

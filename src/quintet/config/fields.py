@@ -1,11 +1,25 @@
-"""Defines types of configuration fields beside those of protocols/options.py: patterns, secrets in files."""
+"""Says how keys of the configuration are named, and has what fields need beside their types: patterns, secrets in files.
+
+The rule. A key is what it is about, then its unit, then `_max` or `_min` if it is a bound:
+
+    frame_bytes_max    subject_messages_per_second_max    retention_seconds    segment_bytes    connections_max
+
+    a bound on a number of things   `_max`             topics_max: one more is refused, or waits
+    a bound on things in a time     `_per_second_max`  (or `_per_minute_max`)
+    a size                          `_bytes`           of a file, or of what is kept until the oldest goes
+    a bound on a size               `_bytes_max`       what is larger is refused, or waits; `_bytes_min` if what is smaller is
+    a time                          `_seconds`         with a fraction where it may be short; no other unit of time
+    a number that bounds nothing    its plain name     `port`, `partitions`; there are no others
+    a switch                        what is so if it is true, without an ending: `enabled`, `insecure`, `require_exp`
+
+Nothing else holds a number. The types of model/sections.py carry these endings, so the type of a field and its name say the same;
+tests/test_config_keys.py looks at every field of every section and door. A key that is renamed stays for one release in the
+`renamed` of its section; config/renaming.py takes it, and says so.
+"""
 
 import os
 import stat
 from pathlib import Path
-from typing import Literal
-
-Durability = Literal["fsync", "interval", "os", "memory"]
 
 
 def matches(pattern: str, name: str) -> bool:

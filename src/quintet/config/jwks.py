@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quintet.broker.identity.tenant_tokens import JWKS_BYTES_MAX, TenantKey, read_jwks
-from quintet.config.tenancy import Tenant
+from quintet.broker.sections import Tenant
 from quintet.model.errors import ConfigError
 
 

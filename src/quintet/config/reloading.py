@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
+from quintet.model.sections import Section
 from quintet.protocols.doors import DOORS, Doors
-from quintet.protocols.options import Section
 
 S = TypeVar("S", bound=Section)
 
 _TAKEN: Final = (
-    "keys", "users", "roles", "tenants", "tokens", "tokens.*", "peers", "peers.*", "drain_timeout_s",
+    "keys", "users", "roles", "tenants", "tokens", "tokens.*", "peers", "peers.*", "drain_timeout_seconds",
 )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from quintet.broker.sections import PeerSection
 from quintet.config.fields import read_secret
 from quintet.model import envelope, limits
-from quintet.protocols.options import Bytes, Count, Section
+from quintet.model.sections import Bytes, Seconds, Section
 
 SECRET_BYTES_MIN: Final = {"HS256": 32, "HS384": 48, "HS512": 64}  # RFC 7518, section 3.2: as long as the hash
 
@@ -44,8 +45,8 @@ class Tokens(Section):
     algorithms: tuple[Literal["HS256", "HS384", "HS512"], ...] = Field(
         default=("HS256",), description="Algorithms accepted, whatever a token says of itself.", min_length=1
     )
-    leeway_seconds: int = Field(
-        default=60, ge=0, le=3600, description="How far clocks may be apart when exp and nbf are judged, in seconds."
+    leeway_seconds: Annotated[Seconds, Field(le=3600)] = Field(
+        default=60, description="How far clocks may be apart when exp and nbf are judged, in seconds."
     )
     jwks_file: Path | None = Field(
         default=None,
@@ -89,7 +90,7 @@ class PeerKey(Section):
         return self._value
 
 
-class Peers(Section):
+class Peers(PeerSection):
     """What peers of the peerbus door may do, whichever listener they come by."""
 
     hmac_secret: str | None = Field(
@@ -101,41 +102,6 @@ class Peers(Section):
     peer_keys: tuple[PeerKey, ...] = Field(
         default=(), description="Keys of single peers; a peer that has any must sign with one of them."
     )
-    verify: bool = Field(
-        default=False,
-        description="Whether the broker verifies signatures on entry, and drops what does not verify; needs the secret.",
-    )
-    sender_check: Literal["refuse", "carry"] = Field(
-        default="refuse",
-        description="What becomes of an envelope whose `from` is not the peer that sent it: refuse, or carry it as the "
-        "published broker does.",
-    )
-    replay_window_seconds: Count = Field(
-        default=600, description="How long ids of messages are remembered, in seconds; also over a restart."
-    )
-    replay_ids_max: Count = Field(default=1_000_000, description="Ids of messages remembered at once.")
-    mailbox_messages_max: Count = Field(
-        default=100_000, description="Messages waiting in one mailbox; one more is dropped and counted."
-    )
-    mailbox_bytes_max: Bytes = Field(
-        default=256 * limits.MIB, description="Bytes waiting in one mailbox; what comes above is dropped and counted."
-    )
-    mailbox_ttl_seconds: int = Field(
-        default=7 * 24 * 3600, ge=0, description="Age at which a waiting message is dropped, in seconds; 0: never."
-    )
-    broadcast_ttl_seconds: Count = Field(
-        default=24 * 3600,
-        description="Age at which a waiting copy of a broadcast is dropped, in seconds; mailbox_ttl_seconds if that is less.",
-    )
-    name_idle_days: Count = Field(
-        default=30, description="Days after which the name of a peer that does not come back is free again."
-    )
-    names_per_owner_max: Count = Field(
-        default=1_000,
-        description="Names one key or user may have. For one more, its name that was not used for longest is freed, unless "
-        "all are connected or have messages waiting.",
-    )
-    _secret: bytes = PrivateAttr(default=b"")
 
     @model_validator(mode="after")
     def _hide_the_secret(self) -> Self:
@@ -148,14 +114,13 @@ class Peers(Section):
             raise ValueError(f"the HMAC secret has {len(self._secret)} bytes, it needs {envelope.SECRET_BYTES_MIN}")
         if self.verify and not (self._secret or self.peer_keys):
             raise ValueError("verify needs hmac_secret_file or peer_keys")
+        self._keys = {
+            name: {key.kid: key.value for key in self.peer_keys if key.name == name}
+            for name in (key.name for key in self.peer_keys)
+        }
         # The model is frozen for its readers; this is still its construction.
         self.__dict__["hmac_secret"] = None
         return self
-
-    @property
-    def secret(self) -> bytes:
-        """The secret all peers share; empty if the broker was not given it."""
-        return self._secret
 
 
 class Audit(Section):
@@ -169,7 +134,7 @@ class Audit(Section):
         default=None,
         description="File with a key (one line) for the chain: without it nobody can continue or rewrite a chain.",
     )
-    anchor_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+    anchor_seconds: Annotated[Seconds, Field(ge=1, le=3600)] = Field(
         default=10, description="How often the heads of the chains are written to the anchors, in seconds."
     )
     anchor_file: Path | None = Field(

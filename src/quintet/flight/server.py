@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,9 +28,11 @@ from quintet.flight.bridge import Bridge
 from quintet.flight.errors import to_flight
 from quintet.flight.login import MIDDLEWARE, Caller, Login, LoginFactory, NoHandshakePayload, peer_of
 from quintet.flight.outgoing import Outgoing
+from quintet.flight.section import FlightListener
 from quintet.model import limits
 from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
 from quintet.model.tasks import Verb
+from quintet.net.doors import content
 
 STREAMS_OF_PRINCIPAL_MAX: Final = 64  # do_get and do_put at once
 REQUEST_BYTES_MAX: Final = 4 << 20  # of a ticket, a descriptor or the body of an action
@@ -66,22 +67,6 @@ ABOUT: Final = {
 assert set(ABOUT) == set(wire.ACTIONS), "every action says what it does"
 
 
-@dataclass(frozen=True, slots=True)
-class DoorOptions:
-    """The door's branch of the configuration. `data` is the directory whose files readers of this machine may map, None if
-    they shall not be told. Certificates are PEM."""
-
-    host: str
-    port: int
-    calls_max: int = 256
-    data: Path | None = None
-    failures_per_minute: int = 0
-    certificate: bytes = b""
-    key: bytes = b""
-    client_ca: bytes = b""
-    output_bytes_max: int = limits.OUTPUT_BYTES_MAX
-
-
 class Figures:
     """What the door counts. Changed by the threads of calls under the door's lock, read by anybody."""
 
@@ -103,16 +88,26 @@ class _CallPermit:
 
 
 class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
-    """Serves as soon as it is made. Made and closed on the loop thread; the handlers run elsewhere."""
+    """Serves as soon as it is made. Made and closed on the loop thread; the handlers run elsewhere. `data` is the directory whose
+    files readers of this machine may map, if the section lets them."""
 
     def __init__(
-        self, broker: Broker, bridge: Bridge, options: DoorOptions, entropy: Callable[[int], bytes], report: Report
+        self,
+        broker: Broker,
+        bridge: Bridge,
+        options: FlightListener,
+        data: Path,
+        entropy: Callable[[int], bytes],
+        report: Report,
+        *,
+        failures_per_minute: int = 0,
+        output_bytes_max: int = limits.OUTPUT_BYTES_MAX,
     ) -> None:
         self.figures = Figures()
-        self.outgoing = Outgoing(options.output_bytes_max, self._stalled)
+        self.outgoing = Outgoing(output_bytes_max, self._stalled)
         self._report = report
         self.pipelines = Pipelines()
-        self.login = Login(broker, bridge, entropy, options.failures_per_minute)
+        self.login = Login(broker, bridge, entropy, failures_per_minute)
         self.draining = False
         self._broker = broker
         self._bridge = bridge
@@ -123,7 +118,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self._closer: threading.Thread | None = None
         self._verbs: dict[str, Action] = {
             "topics": verbs.topics, "topic_create": verbs.topic_create, "offsets_for_time": verbs.offsets_for_time,
-            "locate": partial(verbs.locate, _machine(options.data, broker.log.identity)),
+            "locate": partial(verbs.locate, _machine(data if options.map_files else None, broker.log.identity)),
             "stage_commit": verbs.stage_commit, "stage_abort": verbs.stage_abort, "fence": verbs.fence,
             "group_commit": verbs.group_commit, "groups": verbs.groups, "schema": verbs.schema,
             "reject": verbs.reject, "redrive": verbs.redrive, "dead": verbs.dead,
@@ -132,16 +127,19 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             "pipeline_stop": partial(verbs.pipeline_stop, self.pipelines),
         }  # fmt: skip
         assert set(self._verbs) == set(wire.ACTIONS), "every action has one verb"
-        secure = bool(options.certificate)
+        certificate, key, client_ca = (
+            content(file) for file in (options.tls_cert, options.tls_key, options.tls_client_ca)
+        )
+        secure = bool(certificate)
         place = flight.Location.for_grpc_tls if secure else flight.Location.for_grpc_tcp
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
             super().__init__(
                 place(host, options.port),
                 auth_handler=NoHandshakePayload(),
-                tls_certificates=[(options.certificate, options.key)] if secure else None,
-                verify_client=bool(options.client_ca),
-                root_certificates=options.client_ca or None,
+                tls_certificates=[(certificate, key)] if secure else None,
+                verify_client=bool(client_ca),
+                root_certificates=client_ca or None,
                 middleware={MIDDLEWARE: LoginFactory(self.login)},
             )
         except (pa.ArrowException, OSError) as error:
@@ -181,7 +179,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
             if self._under_way >= self._options.calls_max:
                 self.figures.refused += 1
-                raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.max_calls)")
+                raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.calls_max)")
             self._under_way += 1
         streaming: list[str] = []
         permit = _CallPermit(partial(self._leave, streaming))

@@ -22,7 +22,7 @@ from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic import QuicListener, QuicOptions
+from quintet.net.quic import Identity, QuicListener
 from quintet.net.quic_endpoint import endpoint_class
 from quintet.net.quic_streams import Stream
 from quintet.net.tls import load_into, server_context
@@ -115,23 +115,16 @@ class OpenDoors:
         return True
 
     def _quic(self, door: Door[Any], options: Any, make: MakeSession) -> QuicListener:
-        quic = QuicOptions(
-            *self._identity(door, options),
-            streams_max=options.streams_max,
-            idle_ms=options.idle_seconds * 1000,
-            half_open_max=options.half_open_max,
-            retry_above=options.retry_above,
-            open=options.open,
-        )
         session = partial(self._stream_session, name=door.name, make=make)
         limits = self._limits_of(door.name, options)
-        return QuicListener(limits, quic, session, self._report, self._scheduler, self._output)
+        identity = self._identity(door, options)
+        return QuicListener(limits, options, identity, session, self._report, self._scheduler, self._output)
 
     def _stream_session(self, stream: Stream, name: str, make: MakeSession) -> StreamSession:
         made: StreamSession = make(stream, stream.peer, self._address(name))
         return made
 
-    def _identity(self, door: Door[Any], options: Any) -> tuple[bytes, bytes, bytes]:
+    def _identity(self, door: Door[Any], options: Any) -> Identity:
         """Certificate, key and authorities of clients in PEM; made by the door itself where none is configured."""
         if options.tls_cert is None or options.tls_key is None:
             made = development_certificate(self._folder, options.certificate_names)

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPE
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession
+from quintet.protocols.options import QuicSection
 
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
 EMPTY_US = 60_000_000  # a connection without any stream is shut after this, unless its host is at work on another
@@ -46,18 +46,7 @@ CODE_REVOKED: Final = 0x52
 CODE_SHUTTING_DOWN: Final = 0x53
 
 
-@dataclass(frozen=True, slots=True)
-class QuicOptions:
-    """What only a QUIC listener has; `certificate`, `key` and `client_ca` are PEM texts."""
-
-    certificate: bytes
-    key: bytes
-    client_ca: bytes = b""
-    streams_max: int = 1024
-    idle_ms: int = 30_000
-    half_open_max: int = 2_000
-    retry_above: int = 100
-    open: bool = True  # clients may send long frames before they authenticate
+Identity = tuple[bytes, bytes, bytes]  # certificate, key, authorities of clients: PEM texts, the last may be empty
 
 
 class QuicConnection:
@@ -159,7 +148,11 @@ class QuicConnection:
     @property
     def kept_max(self) -> int:
         """What its streams may keep of unfinished frames."""
-        return CONNECTION_KEPT_BYTES_MAX if self.listener.quic.open or self.who is not None else STRANGER_KEPT_BYTES_MAX
+        return (
+            CONNECTION_KEPT_BYTES_MAX
+            if self.listener.section.open_to_strangers or self.who is not None
+            else STRANGER_KEPT_BYTES_MAX
+        )
 
     @property
     def at_work(self) -> bool:
@@ -337,7 +330,8 @@ class QuicListener:
     def __init__(
         self,
         options: ListenerOptions,
-        quic: QuicOptions,
+        section: QuicSection,
+        identity: Identity,
         make_session: Callable[[Stream], StreamSession],
         report: Report,
         scheduler: LoopScheduler | None = None,
@@ -351,7 +345,8 @@ class QuicListener:
         self.connections: set[QuicConnection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.endpoint: Endpoint
-        self.quic = quic
+        self.section = section
+        self._identity = identity
         self._report = report
         self._scheduler = scheduler
         self._by_number: dict[int, QuicConnection] = {}
@@ -367,20 +362,18 @@ class QuicListener:
 
     async def start(self) -> None:
         """OSError: it cannot be bound; ValueError: what is wrong with the certificate."""
-        quic, options = self.quic, self.options
+        section, options, idle_ms = self.section, self.options, self.section.idle_seconds * 1000
         self.endpoint = make_endpoint(
             options.host,
             options.port,
-            quic.certificate,
-            quic.key,
-            quic.client_ca,
-            streams_max=quic.streams_max,
+            *self._identity,
+            streams_max=section.streams_max,
             uni_max=0,
-            idle_ms=quic.idle_ms,
-            keep_alive_ms=min(quic.idle_ms // KEEP_ALIVES_PER_IDLE, KEEP_ALIVE_MS_MAX),
+            idle_ms=idle_ms,
+            keep_alive_ms=min(idle_ms // KEEP_ALIVES_PER_IDLE, KEEP_ALIVE_MS_MAX),
             connections_max=options.connections_max,
-            half_open_max=quic.half_open_max,
-            retry_above=quic.retry_above,
+            half_open_max=section.half_open_max,
+            retry_above=section.unproven_handshakes_max,
             stream_window=STREAM_WINDOW_BYTES,
             connection_window=CONNECTION_WINDOW_BYTES,
             send_window=SEND_WINDOW_BYTES,

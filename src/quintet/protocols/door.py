@@ -64,8 +64,7 @@ class Door(Generic[O]):
     """Called once when the door opens: what sessions share is made here. The result makes a session for each connection. It
     imports its session itself, because commands that only read the configuration need the rows and no sessions."""
     transport: Transport = "tcp"
-    """What its section must have besides: of tcp it is a TcpListener, of websocket a TcpListener with `origins` and `ping_seconds`, of
-    quic a TlsListener with the members of Felix's that net/doors.py reads."""
+    """What its section is made of: of tcp it is a TcpListener, of websocket a WebSocketSection, of quic a QuicSection."""
     dev: Mapping[str, object] = field(default_factory=dict)
     """Options that `--dev` sets where nothing else does."""
     dev_only: tuple[str, ...] = ()

@@ -1,41 +1,32 @@
-"""What the options of a door are made of: bytes with units, ports, and the sections that listeners share.
+"""What the options of a door are made of: the sections that listeners share, and the types of model/sections.py.
 
-The section of a door is a class in its own folder (door.py); config/ joins them to one tree. Only a broker loads this: a client
+The section of a door is a class in its own folder (section.py); config/ joins them to one tree. Only a broker loads this: a client
 has no pydantic.
 """
 
 import ipaddress
-import re
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from quintet.model import limits
+from quintet.model.sections import (
+    Bytes,
+    BytesMax,
+    Count,
+    FractionalSeconds,
+    PerSecond,
+    Port,
+    Renamed,
+    Seconds,
+    Section,
+    Unbounded,
+)
 
-GIB: Final = 1024 * limits.MIB
-_UNITS: Final = {"": 1, "B": 1, "KIB": limits.KIB, "MIB": limits.MIB, "GIB": GIB, "TIB": 1024 * GIB}
-
-
-def _parse_bytes(value: object) -> object:
-    """'16 MiB' and the like as a number of bytes; anything else is left for pydantic to judge."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError("expected a number of bytes, or a text like '16 MiB' (B, KiB, MiB, GiB, TiB)")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """A table of the file. Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+__all__ = [
+    "Bytes", "BytesMax", "Count", "FractionalSeconds", "Listener", "PerSecond", "Port", "QuicSection", "Renamed", "Seconds", "Section",
+    "TcpListener", "TlsListener", "Unbounded", "WebSocketSection", "is_loopback",
+]  # fmt: skip
 
 
 def is_loopback(host: str) -> bool:
@@ -101,4 +92,62 @@ class TlsListener(Listener):
 class TcpListener(TlsListener):
     """What the doors over TCP share."""
 
-    max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
+    renamed: ClassVar[tuple[Renamed, ...]] = (Renamed("max_connections", "connections_max"),)
+
+    connections_max: Count = Field(default=10_000, description="Connections open at once on this listener.")
+
+
+class WebSocketSection(TcpListener):
+    """What the doors over WebSocket share."""
+
+    origins: tuple[str, ...] = Field(
+        default=(), description="Web origins whose pages may connect, beside the listener's own; browsers say theirs."
+    )
+    ping_seconds: Annotated[Seconds, Field(ge=1)] = Field(
+        default=30, description="Silence after which a peer is pinged, in seconds; two missed pings end the connection."
+    )
+
+
+class QuicSection(TlsListener):
+    """What the doors over QUIC share: always TLS 1.3. Without tls_cert a door makes itself a certificate at its first start."""
+
+    renamed: ClassVar[tuple[Renamed, ...]] = (
+        Renamed("max_connections", "connections_max"),
+        Renamed("retry_above", "unproven_handshakes_max"),
+    )
+
+    port: Port = Field(default=0, description="UDP port; 0 picks a free one, which --print-ready reports.")
+    insecure: bool = Field(default=False, description="Of no effect here: QUIC is never plaintext.")
+    tls_cert: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate chain; read again on SIGHUP. Its first certificate must be no authority "
+        "(CA:FALSE), or clients refuse it.",
+    )
+    connections_max: Count = Field(default=10_000, description="Connections open at once on this listener.")
+    certificate_names: tuple[str, ...] = Field(
+        default=("localhost", "127.0.0.1", "::1"),
+        description="Names and addresses in the certificate the door makes itself when tls_cert is not set.",
+        min_length=1,
+    )
+    streams_max: Annotated[Count, Field(le=65_535)] = Field(
+        default=1024, description="Streams one connection may have open at once."
+    )
+    idle_seconds: Annotated[Seconds, Field(ge=5, le=3600)] = Field(
+        default=30,
+        description="Silence after which a connection is closed, in seconds. The door asks a quiet peer three times as often, "
+        "and at least every 10 s, whether it is there: only one that does not answer is silent.",
+    )
+    unproven_handshakes_max: Unbounded = Field(
+        default=100,
+        description="Unfinished handshakes up to which clients need not prove their address first (stateless Retry).",
+    )
+    half_open_max: Count = Field(default=2_000, description="Unfinished handshakes; one more is refused.")
+
+    @property
+    def encrypted(self) -> bool:
+        return True
+
+    @property
+    def open_to_strangers(self) -> bool:
+        """Whether clients may send long frames before they authenticate."""
+        return False

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from quintet import kernel
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.doors.queues import QueueOptions
 from quintet.broker.identity.tokens import TokenOptions, mint
+from quintet.broker.sections import QueueSection
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast.mapping import topic_id
-from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.protocols.fast.section import FastListener
+from quintet.protocols.fast.session import FastDoor, FastSession
 from quintet.testing.line import Peer, SimBroker
 
 SECRET = b"a master secret of more than 32 bytes"
@@ -40,9 +41,9 @@ class Reply:
 class FastSim(SimBroker):
     """A broker with one Fast door, made again with every start."""
 
-    def __init__(self, queues: QueueOptions | None = None, **options: object) -> None:
-        self._fast = FastOptions(**options)  # type: ignore[arg-type]
-        super().__init__(options=BrokerOptions(queues=queues or QueueOptions()))
+    def __init__(self, queues: QueueSection | None = None, **options: object) -> None:
+        self._fast = FastListener(**options)  # type: ignore[arg-type]
+        super().__init__(options=BrokerOptions(queues=queues or QueueSection()))
 
     def start(self) -> None:
         super().start()

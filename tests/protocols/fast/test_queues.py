@@ -6,8 +6,9 @@ from hashlib import sha256
 import pytest
 
 from quintet.broker.consumers.subscriptions import KEPT_OWNER
-from quintet.broker.doors.queues import QueueOptions, Queues
+from quintet.broker.doors.queues import Queues
 from quintet.broker.identity.access import Acl
+from quintet.broker.sections import QueueSection
 from quintet.model.tasks import start
 from quintet.protocols.fast import codec, errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, EXCLUSIVE, SUBSCRIBE, TTL
@@ -245,7 +246,7 @@ def test_an_exclusive_queue_has_one_subscriber_at_a_time(sim: FastSim) -> None:
 
 
 def test_messages_of_a_ttl_queue_expire() -> None:
-    sim = FastSim(QueueOptions(ttl_us=10 * SECOND))
+    sim = FastSim(QueueSection(ttl_seconds=10))
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE | TTL), publish(ANN, b"stale"))
     sim.advance(11 * SECOND, step_us=SECOND)
     peer.exchange(publish(ANN, b"fresh"))
@@ -364,9 +365,9 @@ def test_a_second_rotation_does_not_lengthen_the_grace_of_the_first(sim: FastSim
 
 def test_keys_are_not_told_to_expired_tokens_nor_where_switched_off() -> None:
     for options, expiring, expected in (
-        (QueueOptions(key_updates=False), False, []),
-        (QueueOptions(expire_subscriptions=False), True, []),
-        (QueueOptions(), False, [(DEMO, b"k2")]),
+        (QueueSection(key_updates=False), False, []),
+        (QueueSection(expire_subscriptions=False), True, []),
+        (QueueSection(), False, [(DEMO, b"k2")]),
     ):
         sim = FastSim(options)
         owner = sim.peer(codec.create(ANN, b"demo"))
@@ -404,7 +405,7 @@ def test_one_rotation_at_a_time(sim: FastSim) -> None:
 
 @pytest.mark.parametrize("expires", [True, False])
 def test_deliveries_stop_with_the_token(expires: bool) -> None:
-    sim = FastSim(QueueOptions(expire_subscriptions=expires))
+    sim = FastSim(QueueSection(expire_subscriptions=expires))
     owner = sim.peer(codec.create(ANN, b"demo"))
     short, renewed = sim.peer(), sim.peer()
     for peer in (short, renewed):

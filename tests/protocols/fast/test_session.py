@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from quintet.broker.doors.queues import QueueOptions
 from quintet.broker.identity.access import Acl, Credential, hash_secret
 from quintet.broker.identity.tokens import TokenOptions, mint
+from quintet.broker.sections import QueueSection
 from quintet.model import limits
 from quintet.model.errors import StorageError
 from quintet.protocols.fast import codec, errors, frames
@@ -216,7 +216,7 @@ def test_every_request_passes_every_gate(packet: Callable[[bytes], bytes], kind:
 
 
 def test_create_can_be_kept_to_those_who_may() -> None:
-    sim = FastSim(QueueOptions(require_create=True))
+    sim = FastSim(QueueSection(require_create=True))
     peer = sim.peer(extended=True)
     assert peer.ask(codec.create(token(permissions=["publish", "subscribe"]), b"demo"))[0].code == errors.FORBIDDEN
     assert sim.broker.topics.get(b"demo") is None
@@ -351,7 +351,7 @@ def test_connections_of_one_subject_are_counted() -> None:
 
 
 def test_rates_hold_back_and_drop_nothing() -> None:
-    sim = FastSim(subject_messages_per_second=10, address_messages_per_second=25)
+    sim = FastSim(subject_messages_per_second_max=10, address_messages_per_second_max=25)
     peer = sim.peer(codec.create(ANN, b"demo"), extended=True)
     assert not peer.held()
     assert len(peer.ask(publish(ANN, *[b"x"] * 20))) == 20

@@ -120,7 +120,7 @@ def test_who_reads_nothing_and_keeps_subscribing_is_not_read_from(sim: FastSim) 
     assert peer.got() == [b"y"]
 
 
-@pytest.mark.parametrize("limit", ["subject_messages_per_second", "address_messages_per_second"])
+@pytest.mark.parametrize("limit", ["subject_messages_per_second_max", "address_messages_per_second_max"])
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool) -> None:
     sim = FastSim(None, **{limit: 10})
@@ -148,7 +148,7 @@ def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool)
 
 def test_who_waits_for_its_rate_costs_nothing_meanwhile() -> None:
     """Looked at once a second at most, and not every millisecond by the connection: a thousand of them may wait."""
-    sim = FastSim(subject_messages_per_second=1)
+    sim = FastSim(subject_messages_per_second_max=1)
     peer = sim.peer(codec.create(ANN, b"demo"))
     peer.feed(publish(ANN, *[b"x"] * 100))
     assert peer.held()

@@ -112,7 +112,7 @@ def test_every_request_may_leave_it_out(sim: FastSim, packet: Callable[[bytes], 
 
 
 def test_a_listener_that_answers_everybody_takes_it_without_extend() -> None:
-    sim = FastSim(extended=True)
+    sim = FastSim(mode="extended")
     peer = FastPeer(sim)
     assert codes(peer, codec.create(ANN, b"demo"), publish(b"", b"x")) == [0, 0]
     assert origins(sim, b"demo") == [b"fast:ann"]

@@ -11,7 +11,7 @@ from quintet.broker.identity.tenant_tokens import TenantTokenOptions, mint_tenan
 from quintet.model.errors import BadRequest
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, features, frames
-from quintet.protocols.felix.frames import FelixOptions
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import Peer, SimBroker
 
@@ -40,7 +40,7 @@ class FelixSim(SimBroker):
     """A broker with one Felix door, and keys of its own."""
 
     def __init__(self, options: BrokerOptions | None = None, keys: dict[str, str] | None = None, **felix: Any) -> None:
-        self.felix = FelixOptions(**felix)
+        self.felix = FelixListener(**felix)
         super().__init__(keys, options)
 
     def start(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.cache import CacheOptions
+from quintet.broker.sections import CacheSection
 from quintet.protocols.felix import codec, frames
 from tests.protocols.felix.helpers import OURS, PLAIN, PRIMARY, SECOND, FelixSim, Stream, token
 
@@ -260,7 +260,7 @@ def test_watches_that_make_no_sense(sim: FelixSim) -> None:
 
 
 def test_a_million_keys_stay_within_memory_and_large_ones_are_refused() -> None:
-    sim = FelixSim(BrokerOptions(caches=CacheOptions(memory_bytes=100_000, key_bytes_max=100, value_bytes_max=1_000)))
+    sim = FelixSim(BrokerOptions(caches=CacheSection(memory_bytes=100_000, key_bytes_max=100, value_bytes_max=1_000)))
     stream = sim.connect().auth(flags=OURS)
     for start in range(0, 2_000, 100):
         said = stream.ask(*[put(f"key-{n}", b"v" * 50, request_id=n) for n in range(start, start + 100)])

@@ -6,8 +6,8 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.cache import CacheOptions
 from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.sections import CacheSection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.model.tasks import start
@@ -152,7 +152,7 @@ def test_counters_are_kept_apart_and_over_a_restart(sim: FelixSim) -> None:
 
 
 def test_counters_are_not_evicted() -> None:
-    sim = FelixSim(BrokerOptions(caches=CacheOptions(memory_bytes=100_000)))
+    sim = FelixSim(BrokerOptions(caches=CacheSection(memory_bytes=100_000)))
     stream = sim.connect().featured()
     for number in range(100):
         stream.ask(features.CounterAdd(**CACHE, key=f"n{number}", delta=number, request_id=2))

@@ -8,7 +8,7 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Acl
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions
-from quintet.broker.identity.tenants import TenantQuota
+from quintet.broker.sections import Tenant
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import limits
 from quintet.protocols.base import FLOWING, WAIT
@@ -610,7 +610,7 @@ def test_a_stream_that_is_gone_hears_nothing_of_what_it_asked(sim: FelixSim) -> 
 
 
 def test_a_tenant_is_slowed_down_to_its_rate() -> None:
-    quota = TenantQuota(publish_bytes_per_second=10_000)
+    quota = Tenant(name="t", publish_bytes_per_second_max=10_000)
     sim = FelixSim(BrokerOptions(tenants={"t1": quota}))
     stream = sim.connect().auth()
     assert stream.ask(batch(bytes(5_000), request_id=1)) == [(0, 1, "")]
@@ -625,7 +625,7 @@ def test_a_tenant_is_slowed_down_to_its_rate() -> None:
 
 
 def test_quotas_of_a_tenant() -> None:
-    quota = TenantQuota(connections_max=1, streams_max=1, subscriptions_max=1)
+    quota = Tenant(name="t", connections_max=1, streams_max=1, subscriptions_max=1)
     sim = FelixSim(BrokerOptions(tenants={"t1": quota}))
     connection, shown = sim.connect(), token(sim.now_s)
     sim.connect().auth(flags=PLAIN)  # who has a key and names the tenant takes nothing away from it

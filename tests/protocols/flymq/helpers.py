@@ -14,7 +14,8 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Role
 from quintet.broker.identity.users import ConfiguredUser
 from quintet.protocols.flymq import codec, frames
-from quintet.protocols.flymq.session import FlyOptions, FlySession
+from quintet.protocols.flymq.section import FlymqListener
+from quintet.protocols.flymq.session import FlySession
 from quintet.testing.line import Peer, SimBroker
 from quintet.testing.sim import SimScheduler
 
@@ -111,8 +112,8 @@ class Client:
     ) -> None:
         self.sim = sim
         self.dialect = dialect
-        options = FlyOptions(dialect, anonymous_role=anonymous, address="127.0.0.1:9092")
-        self.peer = Peer(sim, lambda b, s, n: FlySession(b, s, n, options, "10.0.0.9:1234"))
+        options = FlymqListener(dialect=dialect, anonymous_role=anonymous)
+        self.peer = Peer(sim, lambda b, s, n: FlySession(b, s, n, options, "10.0.0.9:1234", "127.0.0.1:9092"))
         if user:
             self.login(user)
 

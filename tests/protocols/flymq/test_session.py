@@ -11,7 +11,8 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.mapping import HANDLERS
-from quintet.protocols.flymq.session import AUTH_FAILURES_MAX, FlyOptions, FlySession
+from quintet.protocols.flymq.section import FlymqListener
+from quintet.protocols.flymq.session import AUTH_FAILURES_MAX, FlySession
 from quintet.testing.line import Peer, SimBroker
 from tests.protocols.cases import DoorLaws
 from tests.protocols.flymq.helpers import (
@@ -43,7 +44,9 @@ class FlyLaws(DoorLaws):
 
     def run(self, chunks: list[int]) -> tuple[bytes, str | None]:
         sim = make_sim()
-        peer = Peer(sim, lambda b, s, n: FlySession(b, s, n, FlyOptions(self.dialect, address="127.0.0.1:9092")))
+        peer = Peer(
+            sim, lambda b, s, n: FlySession(b, s, n, FlymqListener(dialect=self.dialect), address="127.0.0.1:9092")
+        )
         peer.feed(self.script(), chunks)
         sim.scheduler.run_until_idle()
         return peer.take(), peer.session.closing

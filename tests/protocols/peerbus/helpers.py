@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.peers import PeerOptions
+from quintet.broker.sections import PeerSection
 from quintet.model import envelope
 from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.session import PeerSession
@@ -15,8 +15,9 @@ SECRET = b"0123456789abcdef0123456789abcdef"
 
 
 def broker(**changes: Any) -> SimBroker:
-    """A broker with two owners; `changes` are options of the peers."""
-    return SimBroker(KEYS, BrokerOptions(peers=PeerOptions(**changes)))
+    """A broker with two owners; `changes` are options of the peers, and their keys."""
+    secret, keys = changes.pop("secret", b""), changes.pop("keys", {})
+    return SimBroker(KEYS, BrokerOptions(peers=PeerSection(**changes).with_keys(secret, keys)))
 
 
 def connect(sim: SimBroker) -> Peer:

@@ -6,8 +6,9 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US, PeerOptions
+from quintet.broker.doors.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US
 from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.sections import PeerSection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
@@ -100,7 +101,11 @@ class TestDeadNames:
 
 class TestNamesAreFreed:
     def test_a_name_with_nothing_but_old_broadcasts_is_freed_with_its_topic(self) -> None:
-        sim = broker(mailbox_ttl_us=0, broadcast_ttl_us=100 * DAY_US, name_idle_us=2 * DAY_US)
+        sim = broker(
+            mailbox_ttl_seconds=0,
+            broadcast_ttl_seconds=100 * 86_400,
+            name_idle_seconds=2 * 86_400,
+        )
         amy, bob, cat = peer_of(sim, "amy"), peer_of(sim, "bob"), peer_of(sim, "cat")
         send(amy, letter("amy", "*", "b1"), letter("amy", "cat", "m1"))
         bob.close()
@@ -110,7 +115,7 @@ class TestNamesAreFreed:
         assert keys_of(register(sim, "cat")[1]) == ["b1|cat", "m1"], "a message to it alone waits"
 
     def test_copies_of_broadcasts_expire_before_direct_messages(self) -> None:
-        sim = broker(broadcast_ttl_us=DAY_US)
+        sim = broker(broadcast_ttl_seconds=86_400)
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         send(amy, letter("amy", "*", "b1"), letter("amy", "bob", "m1"), letter("amy", "*", "b2"))
         bob.close()
@@ -154,7 +159,7 @@ def test_a_copy_waits_for_who_was_connected(ending: str) -> None:
 
 
 def test_a_broadcast_goes_where_its_sender_may_write() -> None:
-    sim = SimBroker(KEYS, BrokerOptions(peers=PeerOptions()))
+    sim = SimBroker(KEYS, BrokerOptions(peers=PeerSection()))
     ann = Credential("ann", hash_secret(b"ann-token"), publish=("peerbus/b*",))
     sim.broker.set_credentials([ann, Credential("ben", hash_secret(b"ben-token"))])
     amy, bob, cat = peer_of(sim, "amy"), peer_of(sim, "bob"), peer_of(sim, "cat")

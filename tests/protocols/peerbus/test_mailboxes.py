@@ -119,7 +119,7 @@ class TestEnvelopes:
         assert bob.take() == b"" and dropped(sim) == {"sender": 2}
 
     def test_from_may_be_carried_as_the_published_broker_does(self) -> None:
-        sim = broker(refuse_foreign_sender=False)
+        sim = broker(sender_check="carry")
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         send(amy, letter("somebody", "bob", "m1"))
         assert delivered(bob) == ["m1"]
@@ -162,7 +162,7 @@ class TestSignatures:
         assert one in bob.take() and envelope.verify(one, SECRET)
 
     def test_the_right_signature_under_another_name_is_refused(self) -> None:
-        sim = broker(secret=SECRET, verify=True, refuse_foreign_sender=False)
+        sim = broker(secret=SECRET, verify=True, sender_check="carry")
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         send(amy, letter("bob", "bob", "m1", "1", SECRET, now_of(sim)))
         assert bob.take() == b"" and dropped(sim) == {"sender": 1}
@@ -209,7 +209,7 @@ class TestReplay:
         assert delivered(bob) == ["m1", "b1|bob"] and dropped(sim) == {"duplicate": 6}
 
     def test_ids_are_known_after_a_restart_for_the_rest_of_the_window(self) -> None:
-        sim = broker(replay_window_us=HOUR_US)
+        sim = broker(replay_window_seconds=3_600)
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         send(amy, letter("amy", "bob", "m1"), letter("amy", "*", "b1"))
         ack(bob, "m1", "b1|bob")
@@ -250,7 +250,7 @@ class TestReplay:
         assert delivered(bob) == ["m2"]
 
     def test_records_are_kept_for_the_window_although_nobody_gets_them(self) -> None:
-        sim = broker(mailbox_ttl_us=HOUR_US, replay_window_us=3 * HOUR_US)
+        sim = broker(mailbox_ttl_seconds=3_600, replay_window_seconds=3 * 3_600)
         amy = peer_of(sim, "amy")
         peer_of(sim, "bob").close()
         send(amy, letter("amy", "bob", "m1"))
@@ -298,7 +298,7 @@ class TestLimits:
         assert keys_of(waiting) == ["m0", "m1", "m2"] and dropped(sim) == {"quota": 7}
 
     def test_what_is_too_old_is_not_delivered_and_makes_room(self) -> None:
-        sim = broker(mailbox_messages_max=3, mailbox_ttl_us=HOUR_US)
+        sim = broker(mailbox_messages_max=3, mailbox_ttl_seconds=3_600)
         amy = peer_of(sim, "amy")
         peer_of(sim, "bob").close()
         send(amy, *(letter("amy", "bob", f"m{number}") for number in range(4)))
@@ -404,7 +404,7 @@ class TestNames:
 
     def test_a_name_nobody_uses_is_free_when_nothing_waits_for_it(self) -> None:
         day = 24 * HOUR_US
-        sim = broker(name_idle_us=30 * day, mailbox_ttl_us=0)
+        sim = broker(name_idle_seconds=30 * 86_400, mailbox_ttl_seconds=0)
         amy = peer_of(sim, "amy")
         for name in ("bob", "cat"):
             peer_of(sim, name).close()

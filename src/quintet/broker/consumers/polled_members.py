@@ -1,7 +1,7 @@
 """Serves groups whose members poll: claims records of a topic for a time, acknowledges them, releases them.
 
 A group is a named subscription of its owner to all partitions of a topic, from the first record that is kept. A record that
-was polled is claimed until its visibility time is over (`delivery.push_timeout_ms`, doubled with every attempt); then it is
+was polled is claimed until its visibility time is over (`delivery.push_timeout_seconds`, doubled with every attempt); then it is
 given to whoever polls next, and after `delivery.attempts_max` it is a dead letter, as with every subscription. Each claim is
 a sink of its own, so one can be handed back and the others stand.
 

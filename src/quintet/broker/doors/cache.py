@@ -18,18 +18,16 @@ back, a start goes on above the newest version it finds, with room for what was 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from quintet import kernel
 from quintet.broker.doors.cache_memory import EXPIRES, USED, VALUE, VERSION, Deadlines, Entry, Largest, Sieve, cost
 from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.tenants import Tenants
+from quintet.broker.sections import CacheSection
 from quintet.broker.table import Done
 from quintet.broker.topics.catalog import CACHE_PREFIX, CacheTopic, Topic, Topics
-from quintet.log.base import Durability
-from quintet.model import limits
 from quintet.model.batch import Header
 from quintet.model.errors import BadName, BadRequest, LimitExceeded, QuintetError, TooLarge, VersionConflict
 from quintet.model.scheduler import Scheduler
@@ -54,18 +52,6 @@ EXPIRED_PER_TICK: Final = 10_000  # keys
 EVICTED_PER_TICK: Final = 10_000  # keys, when a limit was lowered; a put evicts what it needs itself
 TOMBSTONES_PER_APPEND: Final = 10_000  # keys
 TOMBSTONE_BYTES_PER_APPEND: Final = 4 << 20  # of their keys
-
-
-@dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """Bytes count keys, values and overhead."""
-
-    durability: Durability = "fsync"
-    memory_bytes: int = 256 * limits.MIB
-    eviction: Literal["sieve", "refuse"] = "sieve"
-    key_bytes_max: int = 4 * limits.KIB
-    value_bytes_max: int = 2 * limits.MIB
-    caches_max: int = 1_000
 
 
 def expires_at(now: int, ttl_ms: int) -> int:
@@ -166,7 +152,7 @@ class Cache:
             raise TooLarge(
                 f"a key of {len(key)} and a value of {len(value)} bytes: the limits are {options.key_bytes_max} and "
                 f"{options.value_bytes_max}",
-                hint="cache.max_key_bytes and cache.max_value_bytes",
+                hint="cache.key_bytes_max and cache.value_bytes_max",
             )
         if expires_us < 0:
             raise BadRequest(f"a key cannot expire at {expires_us}: times are microseconds since 1970")
@@ -438,7 +424,7 @@ class Caches:
         self,
         topics: Topics,
         scheduler: Scheduler,
-        options: CacheOptions,
+        options: CacheSection,
         tenants: Tenants,
         report: Report,
         is_dead: Callable[[str], bool],
@@ -489,7 +475,7 @@ class Caches:
             if len(self._by_scope) >= self.options.caches_max:
                 raise LimitExceeded(
                     f"there are {len(self._by_scope)} caches, the limit is {self.options.caches_max}",
-                    hint="delete one, or raise cache.max_caches",
+                    hint="delete one, or raise cache.caches_max",
                 )
             self._tenants.check_cache(scope[0], self.kept_by(scope[0])[0])
         return self._enter(scope, self._topics.open_cache(name.encode()))

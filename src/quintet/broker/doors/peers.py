@@ -16,9 +16,8 @@ mailboxes, whose records have them as keys. Sockets, JSON and close codes are th
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -40,6 +39,7 @@ from quintet.broker.doors.mailbox import (
 )
 from quintet.broker.doors.seen_ids import Seen, seen_key
 from quintet.broker.identity.access import Access, Principal
+from quintet.broker.sections import PeerSection
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.model import envelope, limits
@@ -84,29 +84,6 @@ Report = Callable[[str, dict[str, object]], None]
 Discard = Callable[[Topic], bool]  # delete this topic, unless somebody else reads it
 
 
-@dataclass(frozen=True, slots=True)
-class PeerOptions:
-    """The peers' branch of the configuration. Times in microseconds."""
-
-    secret: bytes = b""
-    keys: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # peer -> id of a key -> key
-    verify: bool = False
-    refuse_foreign_sender: bool = True
-    replay_window_us: int = 600_000_000
-    replay_ids_max: int = 1_000_000
-    mailbox_messages_max: int = 100_000
-    mailbox_bytes_max: int = 256 * limits.MIB
-    mailbox_ttl_us: int = 7 * DAY_US
-    broadcast_ttl_us: int = DAY_US
-    name_idle_us: int = 30 * DAY_US
-    names_per_owner_max: int = 1_000
-
-    @property
-    def fresh_us(self) -> int:
-        """How long an id is remembered: an envelope that is dated a window ahead is not stale for two."""
-        return 2 * self.replay_window_us if self.verify or self.keys else self.replay_window_us
-
-
 class Peers:
     """All names. Made by the broker; the verbs are the door's."""
 
@@ -117,7 +94,7 @@ class Peers:
         subscriptions: Subscriptions,
         access: Access,
         scheduler: Scheduler,
-        options: PeerOptions,
+        options: PeerSection,
         report: Report,
         discard: Discard,
     ) -> None:
@@ -152,11 +129,11 @@ class Peers:
         return len(self._by_name)
 
     @property
-    def options(self) -> PeerOptions:
+    def options(self) -> PeerSection:
         return self._options
 
     @options.setter
-    def options(self, options: PeerOptions) -> None:
+    def options(self, options: PeerSection) -> None:
         self._options = options
         self._seen.resize(options.fresh_us, options.replay_ids_max)
 
@@ -336,7 +313,7 @@ class Peers:
         options = self.options
         keys = options.keys.get(sender.name)
         judged = options.verify or keys is not None
-        if claimed != sender.name and (judged or options.refuse_foreign_sender):
+        if claimed != sender.name and (judged or options.sender_check == "refuse"):
             self.dropped["sender"] += 1
             return False
         if judged:
@@ -543,7 +520,7 @@ class Peers:
                 if given_up == RECLAIM_TOPICS_MAX:
                     break
         if given_up:
-            self._report("peer_topics_reclaimed", {"topics": given_up, "hint": "topics.max_topics is reached"})
+            self._report("peer_topics_reclaimed", {"topics": given_up, "hint": "topics.topics_max is reached"})
         else:
             self._reclaimed_at = monotonic  # in vain: not again for every message
         return given_up > 0
@@ -640,14 +617,6 @@ class Peers:
         if not names:
             del self._by_owner[mailbox.owner]
         mailbox.subscription = mailbox.topic = None
-
-
-def options_of(keys: Iterable[tuple[str, str, bytes]]) -> dict[str, dict[str, bytes]]:
-    """Keys of single peers, as PeerOptions wants them."""
-    found: dict[str, dict[str, bytes]] = {}
-    for name, kid, key in keys:
-        found.setdefault(name, {})[kid] = key
-    return found
 
 
 def _wake() -> None:

@@ -27,6 +27,7 @@ from quintet.broker.audit.audit_log import Audit
 from quintet.broker.consumers.subscriptions import KEPT_OWNER, Report, Subscriptions
 from quintet.broker.identity.access import Access, Principal
 from quintet.broker.identity.tokens import Claims, Tokens
+from quintet.broker.sections import QueueSection
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
 from quintet.delivery.share import Share
@@ -60,17 +61,6 @@ EXTRA_KEY: Final = "fast.key"  # in the topic's row: hex SHA-256 of the key
 EXTRA_FLAGS: Final = "fast.flags"
 STALE_MAX: Final = 1_000  # entries of members that are gone, in the heap of deadlines
 SECOND_US: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class QueueOptions:
-    """Times in microseconds."""
-
-    require_create: bool = False
-    expire_subscriptions: bool = True
-    key_updates: bool = True
-    rotation_grace_us: int = 60 * SECOND_US
-    ttl_us: int = 3600 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +135,7 @@ class Queues:
         audit: Audit,
         scheduler: Scheduler,
         report: Report,
-        options: QueueOptions,
+        options: QueueSection,
     ) -> None:
         self.options = options
         self.wire: dict[int, tuple[int, int]] = {}

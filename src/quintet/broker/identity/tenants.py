@@ -7,31 +7,18 @@ again, so a tenant that gets a lower limit keeps what it has and gets nothing ne
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from quintet.broker.sections import Tenant
 from quintet.model.errors import LimitExceeded
 from quintet.model.rate import Bucket
 
-
-@dataclass(frozen=True, slots=True)
-class TenantQuota:
-    """What the configuration says of one tenant; 0: no limit."""
-
-    connections_max: int = 0
-    streams_max: int = 0
-    subscriptions_max: int = 0
-    caches_max: int = 0
-    cache_bytes: int = 0
-    publish_bytes_per_second: int = 0
-
-
-_NONE = TenantQuota()
+_NONE = Tenant(name="none")  # 0 everywhere: no quotas
 
 
 class Tenants:
     """Quotas by tenant. `streams` counts the topics of one."""
 
-    def __init__(self, quotas: Mapping[str, TenantQuota], streams: Callable[[str], int] = lambda _tenant: 0) -> None:
+    def __init__(self, quotas: Mapping[str, Tenant], streams: Callable[[str], int] = lambda _tenant: 0) -> None:
         self._quotas = dict(quotas)
         self._streams = streams
         self._buckets: dict[str, Bucket] = {}
@@ -45,17 +32,17 @@ class Tenants:
         """The tenants of the configuration."""
         return list(self._quotas)
 
-    def quota(self, tenant: str) -> TenantQuota:
+    def quota(self, tenant: str) -> Tenant:
         return self._quotas.get(tenant, _NONE)
 
     def streams(self, tenant: str) -> int:
         """How many topics it has."""
         return self._streams(tenant)
 
-    def replace(self, quotas: Mapping[str, TenantQuota]) -> None:
+    def replace(self, quotas: Mapping[str, Tenant]) -> None:
         """Judge by these from now on. What is open stays open and stays counted."""
         for tenant, bucket in list(self._buckets.items()):
-            if quotas.get(tenant, _NONE).publish_bytes_per_second != bucket.per_second:
+            if quotas.get(tenant, _NONE).publish_bytes_per_second_max != bucket.per_second:
                 del self._buckets[tenant]
         self._quotas = dict(quotas)
 
@@ -94,7 +81,7 @@ class Tenants:
             self.refused[tenant] += 1
             raise LimitExceeded(
                 f"tenant {tenant!r} has {has} {what}, its limit is {limit}",
-                hint=f"give one up, or raise max_{what} of the tenant",
+                hint=f"give one up, or raise {what}_max of the tenant",
             )
 
     # -- what is published -----------------------------------------------------------------------------------------
@@ -106,11 +93,11 @@ class Tenants:
         if quota is None:
             return 0
         self.published_bytes[tenant] += size
-        if not quota.publish_bytes_per_second:
+        if not quota.publish_bytes_per_second_max:
             return 0
         bucket = self._buckets.get(tenant)
         if bucket is None:
-            bucket = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second, monotonic)
+            bucket = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second_max, monotonic)
         bucket.take(size, monotonic)
         return bucket.wait(monotonic)
 

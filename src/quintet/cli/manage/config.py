@@ -16,7 +16,9 @@ from quintet.cli.terminal.output import echo
 from quintet.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quintet.protocols.options import Section
+    from quintet.config import Plugins
+    from quintet.config.renaming import OldName
+    from quintet.model.sections import Section
 
 FILE = click.option(
     "--config",
@@ -61,7 +63,8 @@ def tables(
     section: "type[Section] | None" = None, path: tuple[str, ...] = (), listed: bool = False
 ) -> Iterator[TomlTable]:
     """A section, the whole tree if none is given: tables before the tables in them."""
-    from quintet.config import Settings, section_of
+    from quintet.config import Settings
+    from quintet.model.sections import section_of
 
     section = section or Settings
     options: list[Option] = []
@@ -104,10 +107,14 @@ def toml(value: object) -> str:
     return json.dumps(value)
 
 
-def example() -> str:
-    """A whole file: every key with its default, commented out."""
+def example(plugins: "Plugins | None" = None) -> str:
+    """A whole file: every key with its default, commented out. Doors of plugins are named: without them their tables are unknown."""
+    from quintet.config import Plugins, settings_with
+
+    plugins = plugins or Plugins()
+    named = {"plugins.doors": toml(plugins.doors)} if plugins.doors else {}
     lines = ["# Quintet configuration. Every key is here with its default; remove the # to change one."]
-    for table in tables():
+    for table in tables(settings_with(plugins)):
         lines.append("")
         if table.path:
             lines.append(f"# {table.help}")
@@ -116,7 +123,8 @@ def example() -> str:
         for option in table.options:
             lines.append(f"# {option.help}")
             value = '""' if option.default is None or option.required else toml(option.default)
-            lines.append(f"# {option.path[-1]} = {value}")
+            given = named.get(option.key)
+            lines.append(f"{option.path[-1]} = {given}" if given else f"# {option.path[-1]} = {value}")
     return "\n".join(lines) + "\n"
 
 
@@ -160,6 +168,34 @@ SIGHUP, whatever was changed on the wire (a disabled one stays disabled); users 
 the log and stay. `quintet acl set` narrows topics down further. `deploy/quintet.service` is a unit for systemd."""
 
 
+NAMES = """\
+## Names of keys
+
+A key is what it is about, then its unit, then `_max` or `_min` if it is a bound: `topics_max`, `frame_bytes_max`,
+`subject_messages_per_second_max`, `password_bytes_min`. A size that bounds nothing ends in `_bytes`, a time in `_seconds`; a switch has no
+ending. There is no other unit.
+
+These names of the release before are taken in this release only. Each of them gives a warning with its file or variable: `quintet config
+validate` prints it, the broker logs it (`option_renamed`) at its start and at SIGHUP. Both names in one file, or in the environment,
+stop the start.
+
+| old | new |
+|---|---|"""
+
+
+def old_names() -> Iterator[tuple[str, str, str]]:
+    """(old key, new key, what becomes of the unit), in the order of the tree."""
+    from quintet.config import Settings, section_at
+
+    for table in tables():
+        section = section_at(table.path, Settings)
+        assert section is not None, "tables come from sections"
+        for old, renamed in section.old_names().items():
+            unit = f", divided by {renamed.per}" if renamed.per > 1 else ""
+            unit = f", times {renamed.times}" if renamed.times > 1 else unit
+            yield ".".join((*table.path, old)), ".".join((*table.path, renamed.to)), unit
+
+
 def _reload() -> str:
     from quintet.config.reloading import Reloads
 
@@ -191,6 +227,9 @@ def reference() -> str:
         *GUIDE.splitlines(),
         "",
         *_reload().splitlines(),
+        "",
+        *NAMES.splitlines(),
+        *(f"| `{old}` | `{new}`{unit} |" for old, new, unit in old_names()),
     ]
     for table in tables():
         name = ".".join(table.path)
@@ -221,9 +260,12 @@ def config() -> None:
 
 
 @config.command()
-def init() -> None:
-    """Print a file with every key and its default."""
-    echo(example(), nl=False)
+@FILE
+def init(config_file: Path | None) -> None:
+    """Print a file with every key and its default, those of the doors in `plugins.doors` included."""
+    from quintet.config import plugins_of
+
+    echo(example(plugins_of(config_file, os.environ)), nl=False)
 
 
 @config.command("reference")
@@ -232,13 +274,17 @@ def reference_page() -> None:
     echo(reference(), nl=False)
 
 
+def _warn(name: "OldName") -> None:
+    echo(f"warning: {name}", err=True)
+
+
 @config.command()
 @FILE
 def validate(config_file: Path | None) -> None:
-    """Check the file and the environment; exit code 2 says they are not valid."""
+    """Check the file and the environment; exit code 2 says they are not valid. Old names of keys are named on stderr."""
     from quintet.config import Settings
 
-    Settings.load(config_file, os.environ, {})
+    Settings.load(config_file, os.environ, {}, _warn)
     echo(f"{config_file or 'defaults and environment'}: valid")
 
 
@@ -251,7 +297,7 @@ def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> No
     """Print what the broker would run with. Keys are shown as their SHA-256 only."""
     from quintet.config import load_with_origins
 
-    settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None})
+    settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None}, _warn)
     tree = settings.model_dump(mode="json", exclude_none=True)
     if as_json:
         echo(json.dumps(tree))
@@ -270,12 +316,20 @@ def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 @config.command()
+@FILE
 @click.argument("key")
-def explain(key: str) -> None:
-    """Say what KEY means, its default and its environment variable; a table's name lists what is in it."""
-    from quintet.config import nearest_key
+def explain(config_file: Path | None, key: str) -> None:
+    """Say what KEY means, its default and its environment variable; a table's name lists what is in it. Doors of the file's, or the
+    environment's, `plugins.doors` have tables, too."""
+    from quintet.config import nearest_key, plugins_of, settings_with
+    from quintet.config.renaming import new_name
 
-    every = [option for table in tables() for option in table.options]
+    tree = settings_with(plugins_of(config_file, os.environ))
+    every = [option for table in tables(tree) for option in table.options]
+    renamed = new_name(key, tree)
+    if renamed != key:
+        echo(f"{key} is an old name of {renamed}, taken in this release only")
+        key = renamed
     found = [option for option in every if option.key == key or option.key.startswith(f"{key}.")]
     if not found:
         near = nearest_key(key, [option.key for option in every])

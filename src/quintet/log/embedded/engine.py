@@ -462,7 +462,7 @@ class EmbeddedLog:
         enough = floor + min(floor, FLOOR_BYTES_DEFAULT, max(total - floor, 0) // 2)
         if free < floor and self._shared.low is None:
             self._shared.low = StorageFull(
-                f"{free} bytes are left on the disk, the floor is {floor} (limits.disk_floor_bytes): the append was refused",
+                f"{free} bytes are left on the disk, the floor is {floor} (limits.disk_free_bytes_min): the append was refused",
                 hint=f"free some space: the log takes appends again by itself when {enough} bytes are free",
             )
             self._report("storage_full", {"directory": self._directory, "free": free, "floor": floor})

@@ -1,32 +1,20 @@
-"""The row of the BlipMQ door: its options, its rights, how its sessions are made."""
+"""The row of the BlipMQ door: its rights, how its sessions are made."""
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-from pydantic import Field
-
-from quintet.model import limits
 from quintet.protocols.blipmq import frames
+from quintet.protocols.blipmq.section import BlipmqListener
 from quintet.protocols.door import Development, Door, MakeSession
-from quintet.protocols.options import Bytes, Port, TcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
     from quintet.protocols.base import Session, SessionConnection
 
 
-class BlipmqListener(TcpListener):
-    """The BlipMQ door."""
-
-    port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
-        default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
-    )
-
-
 def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
     from quintet.protocols.blipmq.session import BlipSession
 
-    monotonic, frame_bytes_max = broker.scheduler.monotonic, options.max_frame_bytes
+    monotonic, frame_bytes_max = broker.scheduler.monotonic, options.frame_bytes_max
 
     def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
         return BlipSession(broker, connection, monotonic(), frame_bytes_max, peer)

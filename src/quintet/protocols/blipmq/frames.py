@@ -40,7 +40,7 @@ NAMES: Final = {
 GIVE_BACK: Final = 1  # correlation id: the tag; argument: milliseconds until it comes again, or DELAY_CONFIGURED
 WORKING: Final = 2  # correlation id: the first tag; argument: how many behind each other
 CREDIT: Final = 3  # attach; argument: the most that is not acknowledged; answered by ACK [u64 time-out in ms]
-DELAY_CONFIGURED: Final = 0xFFFFFFFF  # as `delivery.retry_backoff_ms` says
+DELAY_CONFIGURED: Final = 0xFFFFFFFF  # as `delivery.retry_backoff_seconds` says
 WORD: Final = struct.Struct(">HQI")
 
 # What a client needs to send it. PONG of a client is passed over, whoever it is; NACK in the published versions, too.

@@ -17,7 +17,6 @@ connection (`_same`): it saves the bytes of the token, not the judging.
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -35,6 +34,7 @@ from quintet.model.tasks import start
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, act_on, in_pieces
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import origin_of, topic_id
+from quintet.protocols.fast.section import FastListener
 
 TOKENS_MAX: Final = 10_000  # verified ones that a listener remembers
 BUCKETS_MAX: Final = 10_000  # of rates, per listener
@@ -46,18 +46,6 @@ HELD_US_MAX: Final = 1_000_000  # until one that must wait for its rate looks ag
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
 
 
-@dataclass(frozen=True, slots=True)
-class FastOptions:
-    """The listener's part of the configuration; what concerns queues is broker/doors/queues.py's QueueOptions."""
-
-    extended: bool = False
-    payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
-    auth_failures_max: int = 10  # refused requests of one connection; 0: no limit
-    subject_connections_max: int = 1_000
-    subject_messages_per_second: int = 0
-    address_messages_per_second: int = 0
-
-
 class FastDoor:
     """What the connections of one listener share: verified tokens, connections per subject, rates."""
 
@@ -65,7 +53,7 @@ class FastDoor:
         "_buckets", "_epoch", "_seen_at", "_soonest", "bearers", "broker", "options", "origins", "refusals", "subjects",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, options: FastOptions) -> None:
+    def __init__(self, broker: Broker, options: FastListener) -> None:
         self.broker = broker
         self.options = options
         self.origins: dict[
@@ -81,7 +69,7 @@ class FastDoor:
 
     @property
     def limited(self) -> bool:
-        return bool(self.options.subject_messages_per_second or self.options.address_messages_per_second)
+        return bool(self.options.subject_messages_per_second_max or self.options.address_messages_per_second_max)
 
     def refresh(self, now: int) -> None:
         """Forget what is no longer so: all tokens after a change of secrets or rights, or when the clock was set back (one
@@ -124,8 +112,8 @@ class FastDoor:
         """The rates that this subject from this address has to keep."""
         options = self.options
         found = []
-        for key, rate in (("s:" + subject, options.subject_messages_per_second),
-                          ("a:" + address, options.address_messages_per_second)):  # fmt: skip
+        for key, rate in (("s:" + subject, options.subject_messages_per_second_max),
+                          ("a:" + address, options.address_messages_per_second_max)):  # fmt: skip
             if rate:
                 bucket = self._buckets.get(key)
                 if bucket is None:

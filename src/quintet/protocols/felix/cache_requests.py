@@ -17,8 +17,9 @@ from quintet.model.errors import BadRequest, QuintetError, VersionConflict
 from quintet.protocols.base import Replies, Slot
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Id, Scope
-from quintet.protocols.felix.frames import Dialect, FelixOptions
+from quintet.protocols.felix.frames import Dialect
 from quintet.protocols.felix.mapping import FelixPeer, Reach
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.watching import WatchStream
 
 
@@ -35,7 +36,7 @@ class CacheRequests:
     _dialect: Dialect
     _late: int
     _made: int
-    _options: FelixOptions
+    _options: FelixListener
     _reach: Reach
     _replies: Replies
     _scopes: dict[bytes, dict[bytes, list[Any]]]
@@ -141,8 +142,12 @@ class CacheRequests:
             raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
         cache = self._reach.cache(self._scope(ask), False)
         found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > frames.most_values(self._options):
-            raise BadRequest(f"keys: over {frames.most_values(self._options)} bytes of values as JSON, ask for fewer")
+        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > frames.most_values(
+            self._options.frame_bytes_max
+        ):
+            raise BadRequest(
+                f"keys: over {frames.most_values(self._options.frame_bytes_max)} bytes of values as JSON, ask for fewer"
+            )
         values = [None if entry is None else entry[0] for entry in found]
         versions = [0 if entry is None else entry[1] for entry in found]
         self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))

@@ -24,7 +24,6 @@ Where `auth` says `"quintet":1`, these bits mean something else:
 """
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 from quintet.model import limits
@@ -186,17 +185,6 @@ OFFSET_MASK: Final = (1 << PARTITION_SHIFT) - 1
 DEFAULT_SCOPE: Final = ("default", "default", "default")  # of a cache request that names none, as the document's do
 
 
-@dataclass(frozen=True, slots=True)
-class FelixOptions:
-    """The listener's part of the configuration that sessions need."""
-
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    open: bool = False
-    anonymous_role: str = ""
-    auto_create: bool = True
-    subscriptions_max: int = SUBSCRIPTIONS_MAX
-
-
 class Dialect:
     """How one client wants its events: as JSON, as batches, with offsets, with keys, packed; whether the acknowledgement of
     its publishes says the offset; and whether it knows our messages."""
@@ -222,6 +210,6 @@ class Dialect:
         self.key_flag = 0 if document else flags & KEYS if ours else KEYED
 
 
-def most_values(options: FelixOptions) -> int:
+def most_values(frame_bytes_max: int) -> int:
     """Bytes of all values of one cache_get_many, as JSON."""
-    return min(options.frame_bytes_max // 2, VALUES_BYTES_MAX)
+    return min(frame_bytes_max // 2, VALUES_BYTES_MAX)

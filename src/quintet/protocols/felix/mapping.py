@@ -36,7 +36,8 @@ from quintet.model.tasks import start
 from quintet.protocols.base import TOO_SLOW, Outlet, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
-from quintet.protocols.felix.frames import Dialect, FelixOptions
+from quintet.protocols.felix.frames import Dialect
+from quintet.protocols.felix.section import FelixListener
 
 Told = Callable[[bytes, Exception | None], None]
 Made = Callable[["Feed | None", Exception | None], None]
@@ -45,7 +46,7 @@ EXPIRY_LOOK_US_MAX: Final = 4_000_000  # how long after its token a feed may liv
 UNSURE_BYTES: Final = 4 * limits.WRITE_HIGH_BYTES  # sent last, of which the peer may not have got all
 
 
-def check_new(broker: Broker, options: FelixOptions, scope: Scope) -> None:
+def check_new(broker: Broker, options: FelixListener, scope: Scope) -> None:
     """Raise unless a stream that does not exist may be made."""
     if not options.auto_create:
         raise TopicNotFound("stream not found: tenant={} namespace={} stream={}".format(*scope))
@@ -61,7 +62,7 @@ class Reach:
 
     __slots__ = ("_bearer", "_broker", "_caches", "_document", "_options", "barred", "scopes", "targets")
 
-    def __init__(self, bearer: Bearer, options: FelixOptions, document: bool) -> None:
+    def __init__(self, bearer: Bearer, options: FelixListener, document: bool) -> None:
         self._bearer = bearer
         self._broker = bearer.broker
         self._options = options
@@ -415,7 +416,7 @@ class FelixPeer:
 
     __slots__ = ("_broker", "_closed", "_epoch", "_feeds", "_next", "_tenants", "_watching", "options", "streams")
 
-    def __init__(self, broker: Broker, streams: Streams, options: FelixOptions) -> None:
+    def __init__(self, broker: Broker, streams: Streams, options: FelixListener) -> None:
         self.options = options
         self.streams = streams
         self._broker = broker

@@ -31,8 +31,9 @@ from quintet.protocols.felix import codec, errors, features, frames, long_json
 from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.consumer_requests import ConsumerRequests
 from quintet.protocols.felix.feature_requests import HANDLERS
-from quintet.protocols.felix.frames import Dialect, FelixOptions
+from quintet.protocols.felix.frames import Dialect
 from quintet.protocols.felix.mapping import FelixPeer, Reach
+from quintet.protocols.felix.section import FelixListener
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -72,7 +73,7 @@ class FelixSession(ConsumerRequests):
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, stream: FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
+        self, broker: Broker, stream: FelixStream, monotonic: int, options: FelixListener, peer: str = ""
     ) -> None:
         self.closing: str | None = None
         self.close_code: int | None = None

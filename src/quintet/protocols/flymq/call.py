@@ -18,7 +18,7 @@ from quintet.log.base import Partition
 from quintet.model.errors import QuintetError
 from quintet.model.tasks import Verb, start
 from quintet.protocols.flymq import codec
-from quintet.protocols.flymq.frames import FlyOptions
+from quintet.protocols.flymq.section import FlymqListener
 
 T = TypeVar("T")
 Values = codec.Values
@@ -38,7 +38,7 @@ class Call:
     """One request on its way: who asks, when, through which listener, and where the late answer goes."""
 
     __slots__ = (
-        "accept", "answer", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+        "accept", "address", "answer", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
         "waiting",
     )  # fmt: skip
 
@@ -46,13 +46,13 @@ class Call:
     claim: Callable[[Partition, int, Callable[[], None]], None]
 
     def __init__(
-        self, broker: Broker, principal: Principal, member: Member, now: int, options: FlyOptions, origin: bytes, peer: str,
+        self, broker: Broker, principal: Principal, member: Member, now: int, options: FlymqListener, address: str, origin: bytes, peer: str,
         accept: int, code: int,
     ) -> None:  # fmt: skip
         self.broker = broker
         self.principal = principal
         self.member = member
-        self.now, self.options, self.origin, self.peer = now, options, origin, peer
+        self.now, self.options, self.address, self.origin, self.peer = now, options, address, origin, peer
         self.accept = accept
         self.code = code
         self.waiting: Wait | None = None  # for something new to read

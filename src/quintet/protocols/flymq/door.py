@@ -1,15 +1,12 @@
-"""The rows of the FlyMQ door, one for each dialect: their options, their rights, how their sessions are made."""
+"""The rows of the FlyMQ door, one for each dialect: their rights, how their sessions are made."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from pydantic import Field
-
-from quintet.model import limits
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.flymq import frames
-from quintet.protocols.options import Bytes, Port, TcpListener
+from quintet.protocols.flymq.section import FlymqListener, FlymqSdkListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -36,40 +33,11 @@ class _Rights(Mapping[int, str]):
         return len(frames.OPERATIONS)
 
 
-class FlymqListener(TcpListener):
-    """The FlyMQ door."""
-
-    port: Port = Field(default=9092, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    dialect: Literal["document", "sdk"] = Field(
-        default="document",
-        description="document: byte for byte as the protocol's document says; sdk: as its published clients read it.",
-    )
-    anonymous_role: str = Field(
-        default="", description="Role of clients that do not log in. Empty: they must log in.", max_length=255
-    )
-    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=32 * limits.MIB)] = Field(
-        default=32 * limits.MIB, description="Largest payload accepted, in bytes; a larger one closes the connection."
-    )
-
-    @property
-    def lets_in(self) -> str:
-        return self.anonymous_role
-
-
-class FlymqSdkListener(FlymqListener):
-    """The FlyMQ door for published clients."""
-
-    enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
-    port: Port = Field(default=9192, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    dialect: Literal["document", "sdk"] = Field(default="sdk", description="As listeners.flymq.dialect.")
-
-
 def _open(broker: "Broker", options: FlymqListener) -> MakeSession:
-    from quintet.protocols.flymq.session import FlyOptions, FlySession
+    from quintet.protocols.flymq.session import FlySession
 
     def make(connection: "SessionConnection", peer: str, address: str) -> "Session":
-        chosen = FlyOptions(options.dialect, options.max_frame_bytes, options.anonymous_role, address)
-        return FlySession(broker, connection, broker.scheduler.monotonic(), chosen, peer)
+        return FlySession(broker, connection, broker.scheduler.monotonic(), options, peer, address)
 
     return make
 

@@ -21,7 +21,6 @@ A layout is a line of text, field by field in wire order:
 """
 
 import struct
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from quintet.model import limits
@@ -107,16 +106,6 @@ AUDIT_EXPORT_SDK: Final = 0xA1
 ERROR: Final = 0xFF
 
 Dialect = Literal["document", "sdk"]
-
-
-@dataclass(frozen=True, slots=True)
-class FlyOptions:
-    """One listener's branch of the configuration."""
-
-    dialect: Dialect = "document"
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    anonymous_role: str = ""  # of a connection that does not authenticate; empty: it must
-    address: str = ""  # where clients reach this listener, for CLUSTER_METADATA
 
 
 _RECORD: Final = "topic:str16 partition:i32 offset:u64 timestamp_ms:i64 key_size:i32 value_size:i32"

@@ -29,11 +29,9 @@ from quintet.model.tasks import start
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
-from quintet.protocols.flymq.frames import FlyOptions
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.producing import Producing
-
-__all__ = ["FlyOptions", "FlySession"]
+from quintet.protocols.flymq.section import FlymqListener
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -77,13 +75,19 @@ class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_changing", "_checking_since", "_deadline", "_epoch", "_give_up", "_identity", "_made",
+        "_acting", "_address", "_broker", "_changing", "_checking_since", "_deadline", "_epoch", "_give_up", "_identity", "_made",
         "_next", "_now", "_options", "_origin", "_peer", "_principal", "_producing", "_replies", "_sink", "_state",
         "_turn_over", "_waiting", "auth_failures", "closing", "gone", "making", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, sink: SessionConnection, monotonic: int, options: FlyOptions, peer: str = ""
+        self,
+        broker: Broker,
+        sink: SessionConnection,
+        monotonic: int,
+        options: FlymqListener,
+        peer: str = "",
+        address: str = "",
     ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
@@ -92,6 +96,7 @@ class FlySession:
         self._broker = broker
         self._sink = sink
         self._options = options
+        self._address = address  # where clients reach this listener, for CLUSTER_METADATA
         self._peer = peer
         self._state = FRESH
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
@@ -373,7 +378,16 @@ class FlySession:
             raise BadRequest(f"compression {accept} is not known", hint="1 gzip, 2 lz4, 3 zstd, 4 snappy, 0 none")
         assert self._principal is not None
         call = Call(
-            self._broker, self._principal, self, self._now, self._options, self._origin, self._peer, accept, code
+            self._broker,
+            self._principal,
+            self,
+            self._now,
+            self._options,
+            self._address,
+            self._origin,
+            self._peer,
+            accept,
+            code,
         )
         self._acting = True
         self._changing = code == frames.PASSWORD_CHANGE

@@ -69,7 +69,7 @@ def _cluster_metadata(call: Call, ask: Values) -> Values:
 
 
 def _places(call: Call, topics: Iterator[Topic | None]) -> Iterator[Values | None]:
-    served = {"leader_id": NODE, "leader_address": call.options.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
+    served = {"leader_id": NODE, "leader_address": call.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
     room = METADATA_PARTITIONS_MAX
     for topic in topics:
         if topic is None:
@@ -87,7 +87,7 @@ def _places(call: Call, topics: Iterator[Topic | None]) -> Iterator[Values | Non
 
 def _cluster_status(call: Call, _ask: Values) -> Values:
     topics = call.broker.topics.all()
-    node = {"id": NODE, "address": call.options.address, "role": "leader", "state": "online"}
+    node = {"id": NODE, "address": call.address, "role": "leader", "state": "online"}
     state = "draining" if call.broker.draining else "online"
     counts = {"topics": len(topics), "partitions": sum(len(topic.partitions) for topic in topics)}
     return {"cluster_id": CLUSTER, "node_id": NODE, "state": state, "nodes": [node]} | counts

@@ -1,13 +1,10 @@
-"""The rows of the peerbus door, over WebSocket and in lines over TCP: their options, rights, how sessions are made."""
+"""The rows of the peerbus door, over WebSocket and in lines over TCP: their rights, how sessions are made."""
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-from pydantic import Field
-
-from quintet.model import limits
 from quintet.protocols.door import Development, Door, MakeSession
-from quintet.protocols.options import Bytes, Count, Port, TcpListener
 from quintet.protocols.peerbus import frames
+from quintet.protocols.peerbus.section import PeerbusListener, PeerbusTcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -16,36 +13,11 @@ if TYPE_CHECKING:
 _OPERATIONS: Final = (*frames.CONTROL, frames.ENVELOPE)
 
 
-class PeerbusListener(TcpListener):
-    """The peerbus door, over WebSocket."""
-
-    port: Port = Field(default=47821, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
-        default=limits.MIB, description="Largest object accepted, in bytes; a larger one closes the connection."
-    )
-    origins: tuple[str, ...] = Field(
-        default=(), description="Web origins whose pages may connect, beside the listener's own; browsers say theirs."
-    )
-    ping_seconds: Count = Field(
-        default=30, description="Silence after which a peer is pinged, in seconds; two missed pings end the connection."
-    )
-
-
-class PeerbusTcpListener(TcpListener):
-    """The peerbus door again: the same objects, one a line, over plain TCP."""
-
-    enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
-    port: Port = Field(default=47822, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
-        default=limits.MIB, description="As listeners.peerbus.max_frame_bytes."
-    )
-
-
 def _open(broker: "Broker", options: PeerbusListener | PeerbusTcpListener) -> MakeSession:
     """Messages of a WebSocket are framed already, lines are not."""
     from quintet.protocols.peerbus.session import PeerSession
 
-    framed, most = isinstance(options, PeerbusTcpListener), options.max_frame_bytes
+    framed, most = isinstance(options, PeerbusTcpListener), options.frame_bytes_max
 
     def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
         begun = broker.scheduler.monotonic()

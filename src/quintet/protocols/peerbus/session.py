@@ -353,7 +353,7 @@ class PeerSession:
         """What is wrong with an envelope that has all members."""
         if not fits:
             most = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
-            return f"an envelope has {size} bytes, the limit is {most} (max_frame_bytes less its deliver frame)"
+            return f"an envelope has {size} bytes, the limit is {most} (frame_bytes_max less its deliver frame)"
         if not codec.is_id(id):
             return f"an id has 1 to {frames.ID_BYTES_MAX} bytes, printable, without |"
         if not to or frame.protocol_version != frames.VERSION:
