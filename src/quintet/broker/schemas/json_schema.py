@@ -19,18 +19,17 @@ import jsonschema_rs
 
 from quintet.broker.schemas.validators import (
     DEFINITION_DEPTH_MAX,
-    DEFINITION_VALUES_MAX,
     MESSAGE_DEPTH_MAX,
-    MESSAGE_VALUES_MAX,
-    NotStrictJson,
     bounded,
     clip,
-    read_json,
+    read_definition,
+    read_message,
     short_path,
     too_large,
 )
 from quintet.broker.slices import Steps, finish
 from quintet.model.errors import SchemaInvalid
+from quintet.model.strict_json import NotStrictJson
 
 SUBSCHEMAS_MAX = 1_000  # per definition, references counted once
 LINKS_MAX = 5_000  # pairs of subschemas where one leads to the other, references and combinations written out
@@ -91,7 +90,7 @@ class JsonSchema:
     def build(self, definition: bytes) -> Steps[None]:
         """What the constructor does, in steps."""
         try:
-            schema = read_json(definition, DEFINITION_DEPTH_MAX, DEFINITION_VALUES_MAX)
+            schema = read_definition(definition)
         except NotStrictJson as error:
             raise SchemaInvalid(f"the JSON Schema is refused: {error}") from error
         if not isinstance(schema, dict | bool):
@@ -111,7 +110,7 @@ class JsonSchema:
         if reasons := too_large(message):
             return reasons
         try:
-            value = read_json(message, MESSAGE_DEPTH_MAX, MESSAGE_VALUES_MAX)
+            value = read_message(message)
         except NotStrictJson as error:
             return [clip(f"the message is refused: {error}")]
         # Every value but the root stands after a comma, a colon or an opening bracket.

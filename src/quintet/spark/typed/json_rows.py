@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.model.errors import SchemaInvalid
+from quintet.model.strict_json import deeper
 from quintet.spark.typed.columns import (
     COLUMNS_MAX,
     DEPTH_MAX,
@@ -51,8 +52,6 @@ from quintet.spark.typed.columns import (
 _INT = Annotated[int, msgspec.Meta(ge=INT64.start, le=INT64.stop - 1)]
 _INSTANT = Annotated[datetime, msgspec.Meta(tz=True)]
 _UNFIT_NAME = re.compile(r'[\\"\x00-\x1f]')
-# Possessive, and an open string runs to the end of the text: each character is looked at once, whatever the text is.
-_STRUCTURE = re.compile(rb'[\[\]{}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _WHERE = re.compile(r"(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
@@ -177,7 +176,7 @@ def _unreadable(values: pa.BinaryArray) -> Reasons:
             except UnicodeDecodeError as error:
                 reasons[number] = f"the value is not UTF-8 at byte {error.start}"
     for number in _bracketed(values).tolist():
-        if number not in reasons and _depth(values[number].as_py()) > DEPTH_MAX:
+        if number not in reasons and deeper(values[number].as_py(), DEPTH_MAX):
             reasons[number] = f"the value is nested deeper than {DEPTH_MAX} levels"
     return reasons
 
@@ -192,20 +191,6 @@ def _bracketed(values: pa.BinaryArray) -> "np.ndarray[Any, np.dtype[np.int64]]":
     opens = np.flatnonzero((text | 0x20) == 0x7B)  # [ is 0x5b, { is 0x7b
     counts = np.diff(np.searchsorted(opens, edges - edges[0]))
     return np.flatnonzero(counts > DEPTH_MAX)
-
-
-def _depth(text: bytes) -> int:
-    """How deep the brackets of a text go, up to the first that is too deep."""
-    depth = deepest = 0
-    for match in _STRUCTURE.finditer(text):
-        if match[0] in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-            if depth > DEPTH_MAX:
-                break
-        elif match[0] in b"]}":
-            depth -= 1
-    return deepest
 
 
 def _not_json(error: Exception) -> str:
