@@ -284,7 +284,7 @@ class Intents:
     async def _put_large(self, running: _Running, plan: _Plan) -> Promise[None]:
         """The same; a thread builds the batches and encodes the row."""
         row = self._row(running, plan, [_NO_BATCH] * len(plan.appends))
-        batch, row, built = await self._elsewhere.call(partial(_encode_with, plan.appends, row))
+        batch, row, built = await self._elsewhere.finish(partial(_encode_with, plan.appends, row))
         running.row, running.batches = row, dict(enumerate(built))
         return self._table.put_built(_key(row.number), row, batch)
 
@@ -414,7 +414,7 @@ class Intents:
             if not is_large(row):
                 await self._table.put(_key(row.number), row)
                 return
-            batch, kept = await self._elsewhere.call(partial(_encode, row))
+            batch, kept = await self._elsewhere.finish(partial(_encode, row))
             if running.row is row and running.number in self._running:  # no newer note, and the row was not closed
                 running.row = kept
                 await self._table.put_built(_key(row.number), kept, batch)
