@@ -37,8 +37,6 @@ import msgspec
 from quintet.broker.atomic.intent_rows import (
     APPLIED,
     INTENT_PRODUCER,
-    PRODUCER,
-    PRODUCER_AT,
     Adding,
     Append,
     Effect,
@@ -55,7 +53,7 @@ from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.log.base import Partition, Stages
 from quintet.model import limits
-from quintet.model.batch import RecordBatch
+from quintet.model.batch import RecordBatch, set_producer
 from quintet.model.clocks import since
 from quintet.model.errors import CorruptData, LimitExceeded, QuintetError, StorageError, TooLarge
 from quintet.model.scheduler import Scheduler
@@ -320,7 +318,7 @@ class Intents:
 
     async def _carry_staged(self, running: _Running, row: IntentRow, places: Sequence[int]) -> None:
         async def append(place: int, batch: bytearray) -> None:
-            PRODUCER.pack_into(batch, PRODUCER_AT, INTENT_PRODUCER + running.number, place)
+            set_producer(batch, INTENT_PRODUCER + running.number, place)
             await self._append_once(running, place, row.appends[place], batch)
 
         def lost(place: int, why: Exception) -> None:
@@ -520,7 +518,7 @@ class Intents:
             if not batches:
                 break
             for batch in batches:
-                producer, place = PRODUCER.unpack_from(batch.buffer, PRODUCER_AT)
+                producer, place = batch.producer
                 if producer == INTENT_PRODUCER + number:
                     found.add(place)
             offset = batches[-1].next_offset
