@@ -98,7 +98,7 @@ def bomb(levels: int) -> dict[str, object]:
         ({"$ref": "file:///etc/passwd"}, "outside of the definition"),
         ({"$ref": "other.json"}, "outside of the definition"),
         ({"$ref": "#/$defs/x"}, "there is no schema at"),
-        ({"$ref": "#x"}, "there is no anchor"),
+        ({"$ref": "#x"}, "there is no schema at '#x'"),
         ({"$ref": 1}, "outside of the definition"),
         ({"$dynamicRef": "http://127.0.0.1/x"}, "outside of the definition"),
         ({"$schema": "http://127.0.0.1/meta"}, "Unknown meta-schema"),

@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
+from quintet.broker.schemas.references import References
 from quintet.model.errors import SchemaInvalid
 from quintet.model.strict_json import deeper
 from quintet.spark.typed.columns import (
@@ -220,20 +221,9 @@ class _Compiler:
     """From a definition to shapes and msgspec types; counts what it makes."""
 
     def __init__(self, root: Any, scalars: Mapping[str, Typed]) -> None:
-        self._root = root
+        self._references = References(root)
         self._scalars = scalars
-        self._anchors: dict[str, Any] = {}
         self._count = 0
-        waiting = [root]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, dict):
-                for keyword in ("$anchor", "$dynamicAnchor"):
-                    if isinstance(value.get(keyword), str):
-                        self._anchors.setdefault(value[keyword], value)
-                waiting += value.values()
-            elif isinstance(value, list):
-                waiting += value
 
     def typed(self, schema: Any, depth: int, open_: tuple[int, ...]) -> Typed:
         """The column of a subschema; JSON text if there is no other."""
@@ -334,32 +324,15 @@ class _Compiler:
 
     def _find(self, reference: str) -> Any:
         """What a reference inside the document names."""
-        place, _, fragment = reference.partition("#")
-        try:
-            if place and not (isinstance(self._root, dict) and self._root.get("$id") == place):
-                raise KeyError(place)
-            if fragment and not fragment.startswith("/"):
-                return self._anchors[fragment]
-            found = self._root
-            for part in fragment.split("/")[1:]:
-                name = _unescape(part)
-                found = found[int(name)] if isinstance(found, list) else found[name]
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise SchemaInvalid(
-                f"the JSON Schema cannot become columns: {reference!r} is not inside the definition"
-            ) from error
+        found = self._references.find(reference)
+        if found is None:
+            raise SchemaInvalid(f"the JSON Schema cannot become columns: {reference!r} is not inside the definition")
         return found
 
 
 def _picker(field: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     get = attrgetter(field)
     return lambda values: list(map(get, values))
-
-
-def _unescape(part: str) -> str:
-    from urllib.parse import unquote
-
-    return unquote(part).replace("~1", "/").replace("~0", "~")
 
 
 def _without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
