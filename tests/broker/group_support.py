@@ -139,7 +139,11 @@ class GroupBroker:
         actor: str = "ann",
         privileged: bool = False,
     ) -> None:
-        self.run(self.groups.offsets.commit(actor, privileged, topic, group, partition, offset, generation, member))
+        self.run(
+            self.groups.offsets.commit(
+                actor, privileged, topic, group, partition, offset, generation, member, door="flymq"
+            )
+        )
 
     def committed(self, topic: Topic, partition: int = 0, group: str = "g", actor: str = "ann") -> int:
         return self.groups.offsets.get_offset(actor, False, topic, group, partition)

@@ -140,7 +140,7 @@ def test_credentials_live_in_the_log_as_hashes_and_are_replaced_whole() -> None:
 def test_an_idle_subscription_is_forgotten_and_said_so() -> None:
     sim = SimBroker(options=BrokerOptions(subscription_idle_us=DAY))
     topic = sim.broker.topics.ensure(b"t", durable=True)
-    sim.broker.subscriptions.create("dev", topic, 1)
+    sim.broker.subscriptions.create("dev", topic, 1, door="blipmq")
     sim.scheduler.run_until_idle()
     sim.advance(2 * DAY, step_us=DAY)
     assert len(sim.broker.subscriptions) == 0

@@ -360,7 +360,7 @@ def test_a_restart_forgets_a_cache_in_memory_and_its_subscriptions() -> None:
     peer = Peer.__new__(Peer)
     peer.completed = lambda token, result, error: heard.append(error)  # type: ignore[method-assign]
     heard: list[Exception | None] = []
-    sim.broker.subscribe(ANY, cache.topic.raw, 1, peer, None)
+    sim.broker.subscribe(ANY, cache.topic.raw, 1, peer, None, door="blipmq")
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.run_until_idle()
     assert heard == [None]
@@ -459,7 +459,7 @@ WAYS: list[Callable[[SimBroker, Topic], object]] = [
     lambda sim, topic: sim.broker.publish_target(ANY, b"cache/t/n/another", True),
     lambda sim, topic: sim.broker.publish_target(ANY, b"cache/x", False),
     lambda sim, topic: sim.broker.create_topic(b"cache/t/n/another", 1),
-    lambda sim, topic: sim.broker.subscribe(ANY, b"cache/t/n/another", 1, Peer.__new__(Peer), None),
+    lambda sim, topic: sim.broker.subscribe(ANY, b"cache/t/n/another", 1, Peer.__new__(Peer), None, door="blipmq"),
     lambda sim, topic: sim.broker.queues.create(bearer(), topic.raw, DURABLE).send(None),
     lambda sim, topic: sim.broker.queues.create(bearer(), b"cache/t/n/another", 0).send(None),
 ]  # fmt: skip

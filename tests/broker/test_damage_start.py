@@ -301,8 +301,8 @@ def test_groups_and_subscriptions_learn_of_a_topics_older_folder(life: Life) -> 
     life.start()
     life.publish("orders", TEN[3:])
     topic = life.broker.topics.find(b"orders")
-    start(life.broker.groups.offsets.commit("ann", True, topic, "g", 0, 10, None, None))
-    life.broker.subscriptions.create("ann", topic, 1)
+    start(life.broker.groups.offsets.commit("ann", True, topic, "g", 0, 10, None, None, door="flymq"))
+    life.broker.subscriptions.create("ann", topic, 1, door="blipmq")
     life.scheduler.run_all()
     life.stop()
     for file, data in older.items():

@@ -425,7 +425,7 @@ def subscribing(disk: SimDisk, story: Story) -> None:
     parts = Parts(disk, delivery=POLICY)
     topic = parts.topic(b"t")
     told = Told()
-    made = parts.subscriptions.create("me", topic, 1)
+    made = parts.subscriptions.create("me", topic, 1, door="blipmq")
     parts.subscriptions.when_made(made).then(lambda _, error: told(error))
     parts.scheduler.run_until_idle()
     story.subscribed = told == [None]
@@ -507,7 +507,7 @@ def test_an_offset_settled_ahead_of_the_position_is_not_redelivered() -> None:
     """The row is younger than the burial: what lies before it is due, it is not."""
     parts = Parts(delivery=POLICY)
     topic = parts.topic(b"t")
-    subscription = parts.subscriptions.create("me", topic, 1)
+    subscription = parts.subscriptions.create("me", topic, 1, door="blipmq")
     parts.scheduler.run_until_idle()
     parts.publish(b"t", b"good-0", b"poison-1", b"good-2")
     lane = subscription.lanes[0]
@@ -524,7 +524,7 @@ def test_a_full_disk_keeps_it_alive_and_then_buries_it_once() -> None:
         parts = Parts(delivery=POLICY)
         topic = parts.topic(b"t")
         parts.topic(b"t-dlq")
-        parts.subscriptions.create("me", topic, 1)
+        parts.subscriptions.create("me", topic, 1, door="blipmq")
         parts.publish(b"t", b"poison-0", b"poison-1")
         live(parts, 1)
         parts.disk.fail("pwritev", nth, errno.ENOSPC)

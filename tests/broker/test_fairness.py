@@ -48,7 +48,7 @@ def make(sim: SimBroker) -> tuple[Topic, Subscription]:
     topic, _ = sim.broker.create_topic(b"t", PARTITIONS)
     sim.scheduler.run_until_idle()
     told: list[Exception | None] = []
-    subscription = sim.broker.subscriptions.create("ann", topic, 0)
+    subscription = sim.broker.subscriptions.create("ann", topic, 0, door="blipmq")
     sim.broker.subscriptions.when_made(subscription).then(lambda _, error: told.append(error))
     sim.scheduler.run_until_idle()
     assert told == [None]

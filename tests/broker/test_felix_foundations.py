@@ -9,7 +9,6 @@ from quintet.broker.consumers.pushed_member import HEARTBEAT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import Deadlines
-from quintet.broker.identity import jose
 from quintet.broker.topics.catalog import CacheTopic, TopicPolicy, TopicRule
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy
@@ -20,18 +19,6 @@ from tests.broker.test_cache import SCOPE, Told, again, check_books, made, nobod
 from tests.broker.test_membership import Joined, Taker, committed, publish, topic_of
 
 SECOND = 1_000_000
-
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
-
-
-def test_json_with_a_string_that_does_not_end_is_looked_at_once() -> None:
-    open_ended = b"[" * 9 + b'"' + b'\\"' * 6_000
-    found = jose._STRINGS.findall(open_ended)
-    assert len(found) == 1, "every quote in it would be tried as a beginning, and each to the end"
-    assert jose.json_object(open_ended) is None
-    assert jose._deep(b'{"a":"' + b"[" * 20 + b'"}') is False
-    assert jose._deep(b'{"a":"\\"' + b"[" * 20 + b'","b":' + b"[" * 8) is True
 
 
 # -- caches ------------------------------------------------------------------------------------------------------------

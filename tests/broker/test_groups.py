@@ -367,7 +367,7 @@ def test_done_waits_for_the_disk() -> None:
     broker.commit(topic, 0, 1)
     broker.scheduler.held = True
     answers = Answers()
-    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 2, None, "m")).then(answers)
+    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 2, None, "m", door="flymq")).then(answers)
     broker.scheduler.run_until_idle()
     assert answers.told == []
     broker.scheduler.held = False
@@ -382,7 +382,7 @@ def test_a_refused_commit_leaves_what_was_durable() -> None:
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     answers = [Answers(), Answers()]
     for offset, answer in zip((2, 3), answers, strict=True):
-        start(broker.groups.offsets.commit("ann", False, topic, "g", 0, offset, None, "m")).then(answer)
+        start(broker.groups.offsets.commit("ann", False, topic, "g", 0, offset, None, "m", door="flymq")).then(answer)
     for answer in answers:
         with pytest.raises(StorageError):
             broker.answer(answer)
@@ -402,7 +402,7 @@ def test_a_group_whose_row_the_disk_refuses_is_not_there() -> None:
     topic = broker.topic()
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     answers = [Answers() for _ in range(3)]
-    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 0, None, "m")).then(answers[0])
+    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 0, None, "m", door="flymq")).then(answers[0])
     start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "")).then(answers[1])
     start(broker.groups.subscribe("ann", False, topic, "g", 0, "", "m", "")).then(answers[2])
     for answer in answers:
@@ -475,7 +475,7 @@ def test_a_stranger_guesses_in_vain() -> None:
         verb = rng.randrange(9)
         try:
             if verb == 0:
-                at_once(offsets.commit("eve", False, topic, name, partition, offset, generation, member))
+                at_once(offsets.commit("eve", False, topic, name, partition, offset, generation, member, door="flymq"))
             elif verb == 1:
                 at_once(groups.subscribe("eve", False, topic, name, partition, mode, member, static))
             elif verb == 2:

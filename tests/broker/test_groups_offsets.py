@@ -73,7 +73,7 @@ def test_a_newer_commit_that_is_not_durable_yet_holds_an_older_one_back() -> Non
     payload = broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
     broker.scheduler.held = True
     newer = Answers()
-    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 7, None, "m")).then(newer)
+    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 7, None, "m", door="flymq")).then(newer)
     older = Answers()
     start(broker.groups.offsets.apply_commit(payload)).then(older)
     broker.scheduler.run_until_idle()
@@ -273,6 +273,6 @@ def test_the_table_stays_small_under_many_commits() -> None:
     topic = broker.topic()
     broker.publish(topic, 0, 1)
     for number in range(1000):
-        start(broker.groups.offsets.commit("ann", False, topic, "g", 0, number % 2, None, "m"))
+        start(broker.groups.offsets.commit("ann", False, topic, "g", 0, number % 2, None, "m", door="flymq"))
     broker.scheduler.run_until_idle()
     assert len(broker.groups._table) == 2

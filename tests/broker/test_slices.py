@@ -20,7 +20,7 @@ def counting(until: int, seen: list[int], error: Exception | None = None) -> Ste
 
 def test_short_work_is_done_within_the_call() -> None:
     told: list[object] = []
-    Slices(SimScheduler()).run(counting(5, []), lambda result, error: told.append((result, error)))
+    Slices(SimScheduler()).finish(counting(5, [])).then(lambda result, error: told.append((result, error)))
     assert told == [(5, None)]
     assert finish(counting(7, [])) == 7
 
@@ -31,8 +31,8 @@ def test_one_slice_of_one_job_runs_per_turn() -> None:
     told: list[str] = []
     first, second = list[int](), list[int]()
     most = STEPS_AT_ONCE_MAX
-    slices.run(counting(3 * most, first), lambda result, error: told.append(f"first {result} {error}"))
-    slices.run(counting(2 * most, second), lambda result, error: told.append(f"second {result} {error}"))
+    slices.finish(counting(3 * most, first)).then(lambda result, error: told.append(f"first {result} {error}"))
+    slices.finish(counting(2 * most, second)).then(lambda result, error: told.append(f"second {result} {error}"))
     sizes = []
     while len(slices):
         scheduler.turn()
@@ -52,7 +52,7 @@ def test_a_slice_ends_when_its_time_is_over() -> None:
             seen.append(number)
             yield
 
-    slices.run(slow(), lambda result, error: None)
+    slices.finish(slow())
     assert seen == [0]
     scheduler.turn()
     assert seen == [0, 1]
@@ -63,8 +63,8 @@ def test_an_error_is_told_and_the_next_job_goes_on() -> None:
     slices = Slices(scheduler)
     told: list[object] = []
     failure = ValueError("planted")
-    slices.run(counting(STEPS_AT_ONCE_MAX + 1, [], failure), lambda *found: told.append(found))
-    slices.run(counting(STEPS_AT_ONCE_MAX + 1, []), lambda *found: told.append(found))
+    slices.finish(counting(STEPS_AT_ONCE_MAX + 1, [], failure)).then(lambda *found: told.append(found))
+    slices.finish(counting(STEPS_AT_ONCE_MAX + 1, [])).then(lambda *found: told.append(found))
     scheduler.run_until_idle()
     assert told == [(None, failure), (STEPS_AT_ONCE_MAX + 1, None)]
 
@@ -74,12 +74,13 @@ def test_nothing_is_done_for_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> No
     slices = Slices(scheduler)
     told: list[object] = []
     seen: list[int] = []
-    slices.run(counting(10 * STEPS_AT_ONCE_MAX, seen), lambda *found: told.append(found), lambda: False)
+    job = slices.finish(counting(10 * STEPS_AT_ONCE_MAX, seen), lambda: False)
+    job.then(unless_unwanted(lambda *found: told.append(found)))
     scheduler.run_until_idle()
     assert (told, len(seen), len(slices)) == ([], STEPS_AT_ONCE_MAX, 0)
     monkeypatch.setattr(module, "JOBS_MAX", 0)
     with pytest.raises(Busy, match="the limit is 0"):
-        slices.run(counting(1, []), lambda *found: None)
+        slices.finish(counting(1, []))
 
 
 def test_who_waits_for_an_unwanted_job_is_told_and_the_caller_is_not() -> None:

@@ -32,7 +32,9 @@ class Worker:
         self.lane = Lane(self.partition, 0)  # type: ignore[arg-type]
         rules = Policy(push_timeout_us=TIMEOUT, attempts_max=3, poll_backoff_us=100, **policy)
         clock = lambda: self.now  # noqa: E731
-        self.subscription = Subscription(1, "owner", b"t", 1, [self.lane], rules, clock, clock, lambda _: None)
+        self.subscription = Subscription(
+            1, "owner", b"t", 1, [self.lane], rules, clock, clock, lambda _: None, door="blipmq"
+        )
         self.queue: deque[int] = deque()
         self.given: Counter[int] = Counter()
 

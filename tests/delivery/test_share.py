@@ -77,7 +77,7 @@ def storm(share: Share, seed: int) -> tuple[list[Member], int]:
     rng = Random(seed)
     partition = Partition()
     lane = Lane(partition, 0)  # type: ignore[arg-type]
-    subscription = Subscription(-1, "x", b"t", 0, [lane], Policy(), lambda: 0, lambda: 0, lambda _: None)
+    subscription = Subscription(-1, "x", b"t", 0, [lane], Policy(), lambda: 0, lambda: 0, lambda _: None, door="blipmq")
     members: list[Member] = []
     everyone: list[Member] = []
     for _ in range(STEPS):

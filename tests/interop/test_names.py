@@ -178,7 +178,7 @@ def test_the_broker_raises_bad_name_for_them() -> None:
     for bad in BAD:
         for verb in (
             partial(broker.publish_target, principal, bad, True),
-            partial(broker.subscribe, principal, bad, 1, sink, None),
+            partial(broker.subscribe, principal, bad, 1, sink, None, door="blipmq"),
             partial(broker.create_topic, bad, 1),
         ):
             with pytest.raises(BadName, match="a topic name is UTF-8"):

@@ -1,6 +1,8 @@
 """Fields of a batch's header, read and written by name: all of them agree with the header as docs/LOG_FORMAT.md lays it out."""
 
+import ast
 import struct
+from pathlib import Path
 
 from quintet import kernel
 from quintet.model import batch as fields
@@ -53,3 +55,16 @@ def test_expiries_are_those_of_the_records_asked_for() -> None:
     assert batch.expiries(0, 3) == (4, 5, 6)
     assert batch.expiries(1, 2) == (5,)
     assert batch.expiries(1, 1) == ()
+
+
+def test_the_broker_reads_no_header_by_itself() -> None:
+    """What stands above the log asks for a field by name, and none of it knows a place in a batch."""
+    root = Path(kernel.__file__).parent.parent
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for part in ("broker", "delivery", "flight", "admin")
+        for path in (root / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in {"unpack", "unpack_from", "pack_into", "iter_unpack"}
+    ]
+    assert found == []

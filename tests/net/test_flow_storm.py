@@ -21,7 +21,7 @@ import pytest
 import quintet
 from quintet.client.links.fast import Queues
 from quintet.model import limits
-from quintet.net import connection, quic_streams, turns
+from quintet.net import flow_control, turns
 from tests.abuse import fly_wire
 from tests.crash import wire
 from tests.net.test_session_faults import DOORS, World, world
@@ -219,9 +219,9 @@ async def settled(true: Callable[[], object]) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_all_that_live_are_answered(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_S", Random(seed).choice((0.0, 1e-6, 2e-4, turns.TURN_S)))
-    for module in (connection, quic_streams):  # who reads nothing is cut sooner than a test should take
-        monkeypatch.setattr(module, "PRESSED_STALL_US", 700_000)
-        monkeypatch.setattr(module, "PRESSED_BYTES_MIN", 4 * limits.KIB)
+    # Who reads nothing is cut sooner than a test should take.
+    monkeypatch.setattr(flow_control, "PRESSED_STALL_US", 700_000)
+    monkeypatch.setattr(flow_control, "PRESSED_BYTES_MIN", 4 * limits.KIB)
     async with world(tmp_path / "data", monkeypatch) as broker:
         broker.server.output.bytes_max = Random(seed + 1).choice(BOUNDS_BYTES)
         storm = Storm(broker, seed)

@@ -11,9 +11,9 @@ import pytest
 
 import quintet
 from quintet.model import limits
-from quintet.net import connection
+from quintet.net.flow_control import PRESSED_BYTES_MIN, PRESSED_STALL_US, READS_TOO_SLOWLY
 from quintet.net.listener import Listener
-from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.output import OWN_BYTES_MAX, OutputBudget
 from tests.abuse import fly_wire
 from tests.crash import wire
 from tests.crash.wire import Wire
@@ -134,7 +134,7 @@ async def test_readers_that_take_nothing_hold_no_more_than_the_bound(
             await asyncio.sleep(0.2)
             held = tracemalloc.get_traced_memory()[0]
             assert held < 2 * budget.bytes_max, f"{held // MIB} MiB"
-            await until(lambda: connection.READS_TOO_SLOWLY in reasons(broker))
+            await until(lambda: READS_TOO_SLOWLY in reasons(broker))
         finally:
             tracemalloc.stop()
             for peer in peers:
@@ -165,7 +165,7 @@ async def test_a_slow_reader_that_reads_is_not_cut(tmp_path: Path, monkeypatch: 
             assert not reasons(broker)
             for step in range(9, 11):  # and now it takes nothing
                 held.check(now + step * (PRESSED_STALL_US - 1))
-            assert reasons(broker) == [connection.READS_TOO_SLOWLY]
+            assert reasons(broker) == [READS_TOO_SLOWLY]
         finally:
             reader.close()
             waiting.close()

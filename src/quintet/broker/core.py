@@ -365,7 +365,8 @@ class Broker:
         sink: Sink,
         token: object,
         peer: str = "",
-        door: str = "blipmq",
+        *,
+        door: str,
     ) -> None:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart. `door` is who
         the audit names."""

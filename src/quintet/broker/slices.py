@@ -5,8 +5,8 @@ under a slice. The first slice runs within the call, so that short work is answe
 one slice of one job runs per turn of the loop, however many jobs there are, so jobs slow down each other and nobody else.
 A job must not rely on anything that may change between two of its steps: it takes a copy of what it walks over.
 
-A job whose caller has gone is ended: `await` raises Unwanted there, so that whoever waits in between lets go of what it
-holds. `unless_unwanted` keeps it from the callback at the end.
+Both kinds of work give a promise. If its caller has gone, the job is ended and `await` raises Unwanted, so that whoever
+waits in between lets go of what it holds. `unless_unwanted` keeps it from the callback at the end.
 """
 
 import heapq
@@ -96,10 +96,6 @@ class Slices:
             self._scheduler.soon(self._turn)
         return finished
 
-    def run(self, steps: Steps[Any], done: Done, wanted: Wanted = always) -> None:
-        """As `finish`, for a caller with a callback. It is never called if `wanted()` says no."""
-        self.finish(steps, wanted).then(unless_unwanted(done))
-
     def _turn(self) -> None:
         steps, finished, wanted = self._jobs.popleft()
         end: tuple[Any, Exception | None] | None = (None, Unwanted())
@@ -141,29 +137,12 @@ class Elsewhere:
         self._line: deque[tuple[Callable[[], Any], Promise[Any], Wanted]] = deque()
         self._running = 0
 
-    def finish(self, work: Callable[[], T], wanted: Wanted) -> Promise[T]:
+    def finish(self, work: Callable[[], T], wanted: Wanted = always) -> Promise[T]:
         """What it returns or raises, later; Unwanted if `wanted()` says no when its turn comes."""
         finished: Promise[T] = Promise()
         self._line.append((work, finished, wanted))
         self._start()
         return finished
-
-    def run(self, work: Callable[[], Any], done: Callable[[Any], None], wanted: Wanted) -> None:
-        """As `finish`, for a caller with a callback: `done(result, or the exception)`, never if `wanted()` says no."""
-        self.finish(work, wanted).then(unless_unwanted(lambda result, error: done(result if error is None else error)))
-
-    async def call(self, work: Callable[[], T]) -> T:
-        """Its result, or what it raised: of work that is done whoever waits."""
-        promise: Promise[T] = Promise()
-
-        def worked(result: Any) -> None:
-            if isinstance(result, BaseException):
-                promise.fail(result if isinstance(result, Exception) else RuntimeError(repr(result)))
-            else:
-                promise.resolve(result)
-
-        self.run(work, worked, lambda: True)
-        return await promise
 
     def _start(self) -> None:
         while self._line and self._running < ELSEWHERE_AT_ONCE:

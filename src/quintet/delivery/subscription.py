@@ -48,7 +48,7 @@ class Subscription:
         monotonic: Callable[[], int],
         changed: Callable[["Subscription"], None],
         *,
-        door: str = "blipmq",
+        door: str,
         who: str = "",
         delivered_ranges: DeliveredRanges | None = None,
         name: str = "",

@@ -18,11 +18,12 @@ from typing import Final
 
 from quintet.model import limits
 from quintet.model.errors import ShuttingDown
+from quintet.net.flow_control import PRESSED_STALL_US
 
 COST_PER_BYTE: Final = (
     5  # of a batch: its columns, Arrow's payload and gRPC's slices of it, measured on 64 stalled readers
 )
-PRESSED_STALL_S: Final = 2.0
+PRESSED_STALL_S: Final = PRESSED_STALL_US / 1e6
 STALL_S: Final = limits.WRITE_STALL_US / 1e6
 WATCH_S: Final = 0.5  # between looks at who stalls
 

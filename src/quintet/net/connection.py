@@ -26,26 +26,16 @@ from typing import Protocol, cast
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
-from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
+from quintet.net.output import OutputBudget
 from quintet.net.turns import Turns
-from quintet.protocols.base import STALL, WAIT, Session
+from quintet.protocols.base import Session
 
-LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
 HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is pending, to notice a peer that disconnects
 LARGE_SPARE_BYTES = limits.MIB  # of such a buffer when it is made; then it doubles
-STALL_STEP_S = 0.001  # how long reading from a congested publisher stops before the next check ...
-STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
-STALL_STEPS_EVEN = 16  # checks at the same interval; then the interval grows up to ...
-STALL_STEP_MAX_S = 0.02  # ... this: thousands of connections may wait for one slow disk
 JOINED_BYTES_MAX = limits.MIB  # of output in pieces: before Python 3.12 asyncio joins them, one more copy
-CHOKE_BYTES = OWN_BYTES_MAX  # of answers the peer does not take: above this it may not ask for more
 
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
-
-READS_TOO_SLOWLY = (
-    f"the peer took less than {PRESSED_BYTES_MIN // limits.KIB} KiB of its answers in {PRESSED_STALL_US // 1_000_000} "
-    "seconds while others waited (limits.output_bytes_max)"
-)
 
 
 # Private: pages added to a shared mapping have no memory behind them.
@@ -114,8 +104,8 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_choked", "_claimed", "_failures", "_fresh", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_queued", "_receiving", "_rest",
-        "_session", "_stalled_bytes", "_stalled_since", "_transport", "_turns", "_waking", "peer",
+        "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_queued", "_receiving", "_rest",
+        "_session", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: Owner) -> None:
@@ -126,15 +116,10 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = b""
         self._large: mmap.mmap | None = None
         self._large_used = 0
-        self._parked: list[Callable[[], None]] | None = None
-        self._stalled_since: int | None = None
-        # Bytes not taken at the last check, plus those added since: fewer now means that the peer reads.
-        self._stalled_bytes = 0
+        self._flow = FlowControl()
         self._failures = 0
         self._lost = False
-        self._choked = False
         self._claimed = False  # bytes of the output budget are held for an answer that is being made
-        self._held = False  # the session leaves whole frames here until a late answer
         self._receiving = False
         self._queued = False  # what the session left is offered again in a later turn
         self._waking = False  # those that are parked are woken in a later turn
@@ -175,7 +160,8 @@ class Connection(asyncio.BufferedProtocol):
             size = len(self._rest) + nbytes
             available = listener.read_view[:size]
         session = self._session
-        if self._held and session.holding:
+        flow = self._flow
+        if flow.held and session.holding:
             self._keep(available)
         else:
             self._offer(available)
@@ -183,11 +169,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         if getattr(session, "quick_ack", False):
             self._acknowledge()
-        if self._held:
+        if flow.held:
             if session.stopped or self._large is not None or len(self._rest) > HELD_BYTES_MAX:
-                self._transport.pause_reading()
+                flow.ahead = False
+                self._pause_or_read()
             self._let_go()
         elif session.congestion():
+            listener.stalls += 1
             self._stall(0)
 
     def _offer(self, available: memoryview) -> None:
@@ -200,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._keep(available[consumed:])
             if self._session.stopped or self._session.holding:
                 # Before draining, which may produce the late answer: that continues with the rest.
-                self._held = True
+                self._hold()
             self._drain()
             self._count_failures()
         except Exception as fault:
@@ -234,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _offer_again(self) -> None:
         self._queued = False
-        if self._held:
+        if self._flow.held:
             self._let_go(fresh=True)
 
     def _waits_its_turn(self) -> bool:
@@ -250,22 +238,34 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if self._turns.over() and not fresh:
                 self._queued = True
-                if self._transport is not None:
-                    self._transport.pause_reading()
+                self._flow.ahead = False
+                self._pause_or_read()
                 self._turns.later(self._offer_again)
                 return
             fresh = False
             left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
             self._offer(left)
-            if not self._held or self._waits_its_turn():
+            if not self._flow.held or self._waits_its_turn():
                 return  # draining produced a late answer, and that continued with the rest
             if not session.stopped and not session.holding:
                 self._go_on()
                 return
 
+    def _hold(self) -> None:
+        if not self._flow.held:
+            self._flow.held = self._flow.ahead = True
+
     def _go_on(self) -> None:
-        self._held = False
-        self._stall(0, resuming=True)
+        self._flow.held = False
+        self._stall(0)
+
+    def _pause_or_read(self) -> None:
+        if self._transport is None or self._transport.is_closing() or not self._flow.changed():
+            return
+        if self._flow.paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _keep(self, rest: memoryview) -> None:
         if not rest:
@@ -278,64 +278,42 @@ class Connection(asyncio.BufferedProtocol):
             self._large[: len(rest)] = rest
             self._rest = b""
 
-    def _stall(self, step: int, resuming: bool = False) -> None:
-        """Back-pressure: not reading is all it takes. A slow disk may hold a publisher back as long as it is slow; a slow
-        subscriber only for a few milliseconds per read, then it is the one who loses (D6)."""
+    def _stall(self, step: int) -> None:
+        """Back-pressure: not reading is all it takes."""
         if self._transport is None or self._transport.is_closing():
             return
-        congestion = self._session.congestion()
-        if step == 0 and (congestion or not resuming):
-            self._transport.pause_reading()
-            self._listener.stalls += not resuming
-        if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
-            delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
+        delay = self._flow.stall(self._session.congestion(), step)
+        self._pause_or_read()
+        if delay is not None:
             self._listener.loop.call_later(delay, self._turns.run, self._stall, step + 1)
-        elif not self._choked and not self._held:
-            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._watch_unsent()
 
     def _watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
-        assert self._transport is not None
-        self._stalled_since = self._listener.monotonic()
-        self._stalled_bytes = self._untaken()
+        self._flow.watch(self._listener.monotonic(), self._untaken())
         self._listener.watch_stall(self)
 
     def resume_writing(self) -> None:
         self._turns.run(self._has_room)
 
     def _has_room(self) -> None:
-        self._stalled_since = None
+        flow = self._flow
+        flow.unwatch()
         if not self._claimed:
             self._listener.output.hold(self, 0)
-        if self._choked and self._transport is not None:
-            self._choked = False
-            if not self._held:
-                self._transport.resume_reading()
-        if self._held:
+        flow.choked = False
+        self._pause_or_read()
+        if flow.held:
             self._let_go()
         self._wake()
 
-    def _take_parked(self) -> list[Callable[[], None]]:
-        parked, self._parked = self._parked, None
-        return parked or []
-
     def _wake(self) -> None:
-        """Those that wait for room, in the order in which they parked, as long as there is some."""
-        parked = self._take_parked()
-        for number, call in enumerate(parked, 1):
-            try:
-                call()
-            except Exception as fault:
-                self.fault("room", fault)
-                return
-            if number < len(parked) and self.room() <= 0:
-                again = self._take_parked()
-                for later in (*parked[number:], *again):  # callers that parked again go last
-                    self.park(later)
-                return
+        try:
+            self._flow.wake(self.room, self.park)
+        except Exception as fault:
+            self.fault("room", fault)
 
     def _wake_later(self) -> None:
         self._waking = False
@@ -348,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._parked = None
+        self._flow.parked = None
         try:
             self._session.closed()
         except Exception as fault:
@@ -371,9 +349,7 @@ class Connection(asyncio.BufferedProtocol):
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
-        if self._parked is None:
-            self._parked = []
-        self._parked.append(call)
+        self._flow.park(call)
         if self._own_room() <= 0:
             return  # the transport calls
         if self._listener.output.full:  # this socket has room, but the budget of all sockets is used up
@@ -422,7 +398,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
-            if self._held:
+            if self._flow.held:
                 self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
@@ -437,7 +413,7 @@ class Connection(asyncio.BufferedProtocol):
     def fault(self, where: str, error: Exception) -> None:
         """An exception in its session ends this connection and no other: the caller continues with the next one."""
         self._lost = True  # nothing more enters the session but `closed`
-        self._parked = None
+        self._flow.parked = None
         self._listener.fault(self, where, error)
         if self._transport is not None:
             self._transport.abort()
@@ -476,7 +452,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if output:
             size = sum(map(len, output))
-            self._stalled_bytes += size  # otherwise added bytes would hide that the peer reads
+            self._flow.added(size)
             if len(output) == 1:
                 transport.write(output[0])
             elif size <= JOINED_BYTES_MAX:
@@ -487,12 +463,11 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.bytes_out += size
             if self._claimed and getattr(self._session, "making", False):
                 pass  # these are other answers: the one that was claimed for is not among them
-            elif self._claimed or self._stalled_since is not None:
+            elif self._claimed or self._flow.watched:
                 self._claimed = False
                 self._listener.output.answered(self, self._unsent())
-            if self._stalled_since is not None and not self._choked and transport.get_write_buffer_size() > CHOKE_BYTES:
-                self._choked = True  # deliveries stop by themselves (room); only replies come this far
-                transport.pause_reading()
+            if self._flow.watched and self._flow.choke(transport.get_write_buffer_size()):
+                self._pause_or_read()
         if self._session.closing is not None and not transport.is_closing():
             if self._session.closing:  # empty: the peer closed, so there is nothing to report
                 self._listener.closing(self, self._session.closing)
@@ -503,7 +478,7 @@ class Connection(asyncio.BufferedProtocol):
     def _unsent(self) -> int:
         """What its peer has not taken, if that is more than the socket's own mark."""
         assert self._transport is not None
-        return self._transport.get_write_buffer_size() if self._stalled_since is not None else 0
+        return self._transport.get_write_buffer_size() if self._flow.watched else 0
 
     def _untaken(self) -> int:
         """What its peer's system has not acknowledged. The transport alone would not show that a slow peer reads: the socket
@@ -522,24 +497,21 @@ class Connection(asyncio.BufferedProtocol):
                 self._drain()
         except Exception as fault:
             self.fault("tick", fault)
-        stalled = self._stalled_since
-        if stalled is None or self._transport is None:
+        if not self._flow.watched or self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size()
         pressed = self._listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
-        untaken = self._untaken()
-        if self._stalled_bytes - untaken >= (PRESSED_BYTES_MIN if pressed else 1):
-            self._stalled_since, self._stalled_bytes = monotonic, untaken
-            if not self._claimed:
-                self._listener.output.hold(self, unsent)
-        elif monotonic - stalled >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
-            self._listener.closing(self, READS_TOO_SLOWLY if pressed else "the peer has read nothing for 10 seconds")
+        overdue = self._flow.overdue(monotonic, self._untaken(), pressed)
+        if overdue:
+            self._listener.closing(self, overdue)
             self._transport.abort()
+        elif not self._claimed:
+            self._listener.output.hold(self, unsent)
 
     @property
     def watched(self) -> bool:
         """Still has a deadline or a stalled write."""
-        return not self._lost and (self._session.deadline() is not None or self._stalled_since is not None)
+        return not self._lost and (self._session.deadline() is not None or self._flow.watched)
 
     @property
     def who(self) -> str | None:

@@ -11,8 +11,6 @@ from typing import Final
 from quintet.model import limits
 
 OWN_BYTES_MAX: Final = 4 * limits.WRITE_HIGH_BYTES  # held by one connection: above this its next claim waits
-PRESSED_STALL_US: Final = 2_000_000  # while others wait, a reader must take PRESSED_BYTES_MIN in this time
-PRESSED_BYTES_MIN: Final = 128 * limits.KIB
 
 
 class OutputBudget:

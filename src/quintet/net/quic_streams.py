@@ -1,10 +1,7 @@
 """Runs the streams of a QUIC connection: one session per bidirectional stream, and outlets that are only written to.
 
-Reading of a stream is paused while any of three reasons stands; then the peer's flow control fills up, for this stream only:
-
-    held      the session left whole frames until a late answer, until its peer has room, or for a later turn of the loop
-    choked    the peer does not take its answers
-    stalling  the session says that what it publishes to is behind (congestion)
+When a stream is read and when its peer is cut is decided as for TCP (net/flow_control.py). Where reading is paused, the peer's
+window fills up, for this stream only. Nothing is read ahead of a session that holds: the endpoint says by itself that a peer left.
 
 Turns belong to the connection (QuicConnection.later): its streams that wait for one go on in the order in which they came,
 as many as one turn has time for. A stream that ends keeps its place until the endpoint has sent everything, so that a peer which reads nothing is noticed.
@@ -17,25 +14,16 @@ from typing import Final, Protocol
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
-from quintet.net.connection import (
-    CHOKE_BYTES,
-    LARGE_REST_BYTES,
-    READS_TOO_SLOWLY,
-    STALL_STEP_MAX_S,
-    STALL_STEP_S,
-    STALL_STEPS_EVEN,
-    STALL_STEPS_MAX,
-)
-from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
+from quintet.net.output import OutputBudget
 from quintet.net.quic_endpoint import Endpoint
 from quintet.net.turns import Turns
-from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamSession
+from quintet.protocols.base import LOST, TOO_SLOW, Streams, StreamSession
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
 CODE_LIMIT: Final = 0x4C  # shuts the connection
 LINGER_S = 2.0  # until no data can arrive any more that was read before the stream was stopped
 CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
-READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
 
 
 class StreamListener(Protocol):
@@ -99,8 +87,9 @@ class StreamConnection(Streams, Protocol):
 class Writer:
     """The sending side of one stream."""
 
-    __slots__ = ("_ended", "_own_turn", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
-                 "dead", "ending", "number")  # fmt: skip
+    __slots__ = (
+        "_ended", "_flow", "_out", "_out_bytes", "_own_turn", "_queued", "connection", "dead", "ending", "number",
+    )  # fmt: skip
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
@@ -111,11 +100,8 @@ class Writer:
         self._out: list[bytes] | None = None  # of this turn of the loop
         self._out_bytes = 0
         self._queued = 0  # in the endpoint, when it last said so
-        self._parked: list[Callable[[], None]] | None = None
+        self._flow = FlowControl()
         self._own_turn = False  # this turn belongs to it, and it has sent nothing in it yet
-        self._stalled_since: int | None = None
-        # Bytes not sent at the last check, plus those added since: fewer now means that the peer reads.
-        self._stalled_bytes = 0
 
     def room(self) -> int:
         return 0 if self.connection.turns.over() and not self._own_turn else self._unsent_room()
@@ -132,9 +118,7 @@ class Writer:
         return limits.WRITE_HIGH_BYTES + 1 - self._queued - self._out_bytes
 
     def park(self, call: Callable[[], None]) -> None:
-        if self._parked is None:
-            self._parked = []
-        self._parked.append(call)
+        self._flow.park(call)
         if self._unsent_room() > 0:  # only the turn is over: the endpoint owes no WRITABLE
             self.connection.later(self)
 
@@ -164,12 +148,12 @@ class Writer:
         if queued < 0:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
-        self._stalled_bytes += size  # otherwise added bytes would hide that the peer reads
+        self._flow.added(size)
         self._count(queued)
         self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
             self.watch_unsent()
-        elif self._parked is not None and self._unsent_room() > 0:
+        elif self._flow.parked is not None and self._unsent_room() > 0:
             self._wake()
 
     def _count(self, queued: int) -> None:
@@ -186,27 +170,15 @@ class Writer:
         if not self.dead:
             self.measure()
             self.connection.account()
-            self._stalled_since = None
+            self._flow.unwatch()
             self._wake()
 
-    def _take_parked(self) -> list[Callable[[], None]]:
-        parked, self._parked = self._parked, None
-        return parked or []
-
     def _wake(self) -> None:
-        """Those that wait for room, in the order in which they parked, as long as there is some."""
-        parked = self._take_parked()
-        for number, call in enumerate(parked, 1):
-            call()
-            if number < len(parked) and self.room() <= 0:
-                again = self._take_parked()
-                for later in (*parked[number:], *again):  # callers that parked again go last
-                    self.park(later)
-                return
+        self._flow.wake(self.room, self.park)
 
     def wake_if_room(self) -> None:
         """The connection as a whole has room again."""
-        if self._parked is not None and self._unsent_room() > 0:
+        if self._flow.parked is not None and self._unsent_room() > 0:
             self._wake()
 
     def go_on(self) -> None:
@@ -220,30 +192,28 @@ class Writer:
 
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
-        if self._stalled_since is None and self.measure():
-            self._stalled_since = self.connection.listener.monotonic()
-            self._stalled_bytes = self._queued
+        if not self._flow.watched and self.measure():
+            self._flow.watch(self.connection.listener.monotonic(), self._queued)
             self.connection.watch(self)
 
     def check(self, monotonic: int) -> None:
-        if self._stalled_since is None or self.dead:
+        if not self._flow.watched or self.dead:
             return
         unsent = self.measure()
         self.connection.account()
         if not unsent:
-            self._stalled_since = None
+            self._flow.unwatch()
             return
         pressed = self.connection.listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
-        if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
-            self._stalled_since, self._stalled_bytes = monotonic, unsent
-        elif monotonic - self._stalled_since >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
-            self.connection.report_reset(READS_TOO_SLOWLY if pressed else READS_NOTHING)
+        overdue = self._flow.overdue(monotonic, unsent, pressed)
+        if overdue:
+            self.connection.report_reset(overdue)
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
 
     @property
     def watched(self) -> bool:
-        return not self.dead and self._stalled_since is not None
+        return not self.dead and self._flow.watched
 
     def die(self) -> bool:
         """False if it was dead already."""
@@ -252,7 +222,7 @@ class Writer:
         self._count(0)
         self.connection.unsent -= self._out_bytes
         self.dead = True
-        self._out = self._parked = None
+        self._out = self._flow.parked = None
         self._out_bytes = 0
         self.connection.forget(self)
         self.connection.account()
@@ -279,7 +249,7 @@ class OutletStream(Writer):
     def end(self) -> None:
         if not self.dead and not self.ending:
             self.ending = True
-            self._tell = self._parked = None
+            self._tell = self._flow.parked = None
             self.connection.listener.touch(self)
 
     def reset(self, code: int) -> None:
@@ -296,8 +266,7 @@ class OutletStream(Writer):
 class Stream(Writer):
     """One bidirectional stream and its session. Implements delivery's Sink for it."""
 
-    __slots__ = ("_choked", "_failures", "_fin", "_fresh", "_held", "_open", "_paused", "_receiving", "_rest", "_session",
-                 "_stalling", "_told_end", "streams")  # fmt: skip
+    __slots__ = ("_failures", "_fin", "_fresh", "_open", "_receiving", "_rest", "_session", "_told_end", "streams")
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
         super().__init__(connection, number)
@@ -306,7 +275,6 @@ class Stream(Writer):
         self._fresh = False  # there are bytes in `_rest` that it has never seen
         self._fin = False
         self._told_end = False
-        self._held = self._choked = self._stalling = self._paused = False
         self._receiving = False
         self._failures = 0
         self._open = True  # `closed` of the session was not called yet
@@ -328,16 +296,16 @@ class Stream(Writer):
         self._fin = self._fin or fin
         if data:
             self._append(data)
-        if self._paused:
+        if self._flow.paused:
             self._fresh = self._fresh or bool(data)
             return
         if data and self._crowded_out():
-            self._choked = self._fresh = True
-            self._apply()
+            self._flow.choked = self._fresh = True
+            self._pause_or_read()
             return
         if data and self.connection.turns.over():
-            self._held = self._fresh = True
-            self._apply()
+            self._flow.held = self._fresh = True
+            self._pause_or_read()
             self.connection.later(self)
             return
         if data:
@@ -394,14 +362,14 @@ class Stream(Writer):
         if self.ending or self.dead:
             return
         if session.stopped or session.holding:
-            self._held = True
-            self._apply()
+            self._flow.held = True
+            self._pause_or_read()
             self._let_go()
         elif session.congestion():
             self.connection.listener.stalls += 1
             self._stall(0)
         else:
-            self._apply()  # the session has now seen what came while reading was paused
+            self._pause_or_read()  # the session has now seen what came while reading was paused
             self._end_if_done()
 
     def _count_failures(self) -> None:
@@ -413,7 +381,7 @@ class Stream(Writer):
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
         for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
         session = self._session
-        while self._held and not (self._receiving or session.holding or self._unsent_room() <= 0):
+        while self._flow.held and not (self._receiving or session.holding or self._unsent_room() <= 0):
             if self.connection.turns.over() and not fresh:
                 self.connection.later(self)
                 return
@@ -423,13 +391,13 @@ class Stream(Writer):
             if self.dead or self.ending:
                 return
             if not (self._session.holding or session.stopped):
-                self._held = False
+                self._flow.held = False
                 self._stall(0)
 
     def go_on(self) -> None:
         if self.dead:
             return
-        if self._held:
+        if self._flow.held:
             self._let_go(fresh=True)
         super().go_on()
 
@@ -451,45 +419,39 @@ class Stream(Writer):
         }
 
     def _stall(self, step: int) -> None:
-        """Back-pressure: a slow disk may hold a publisher back as long as it is slow; a slow subscriber only for a few
-        milliseconds per read, then it is the one who loses (D6)."""
+        """Back-pressure: not reading is all it takes."""
         if self.dead or self.ending:
             return
-        congestion = self._session.congestion()
-        if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
-            self._stalling = True
-            self._apply()
-            delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
-            self.connection.listener.loop.call_later(delay, self.connection.turns.run, self._stall, step + 1)
-        else:
-            self._stalling = False
+        delay = self._flow.stall(self._session.congestion(), step)
+        if delay is None:
             self._go_on()
+            return
+        self._pause_or_read()
+        self.connection.listener.loop.call_later(delay, self.connection.turns.run, self._stall, step + 1)
 
     def _go_on(self) -> None:
         """One reason not to read is gone; perhaps it was the last."""
-        if self._held or self._choked or self._stalling or self.dead or self.ending:
+        if not self._flow.readable or self.dead or self.ending:
             return
         if self._fresh and self.connection.turns.over():
-            self._held = True
-            self._apply()
+            self._flow.held = True
+            self._pause_or_read()
             self.connection.later(self)
             return
         if self._fresh:
             self._offer()
             self._look()
             return
-        self._apply()
+        self._pause_or_read()
         self._end_if_done()
 
-    def _apply(self) -> None:
-        paused = self._held or self._choked or self._stalling
-        if paused != self._paused:
-            self._paused = paused
-            self.connection.listener.endpoint.pause(self.connection.number, self.number, paused)
+    def _pause_or_read(self) -> None:
+        if self._flow.changed():
+            self.connection.listener.endpoint.pause(self.connection.number, self.number, self._flow.paused)
 
     def _end_if_done(self) -> None:
         """The peer finished its side and the session has seen all of it: call `ended`, once."""
-        if self._fin and not (self._told_end or self._fresh or self._held or self.ending or self.dead):
+        if self._fin and not (self._told_end or self._fresh or self._flow.held or self.ending or self.dead):
             self._told_end = True
             self._forget_rest()
             self._session.ended(self.connection.listener.now())
@@ -508,10 +470,10 @@ class Stream(Writer):
 
     def _read_on_if_room(self) -> None:
         """The peer took something: two reasons not to read may be gone."""
-        if self._choked:
-            self._choked = False
+        if self._flow.choked:
+            self._flow.choked = False
             self._go_on()
-        if self._held:
+        if self._flow.held:
             self._let_go()
 
     def was_reset(self, code: int) -> None:
@@ -562,7 +524,7 @@ class Stream(Writer):
     def _answered(self) -> None:
         if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
-            if self._held:
+            if self._flow.held:
                 self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
@@ -605,9 +567,8 @@ class Stream(Writer):
         output = self._session.take_output()
         if output:
             self.push(output)
-            if self._stalled_since is not None and self._queued + self._out_bytes > CHOKE_BYTES:
-                self._choked = True  # deliveries stop by themselves (room); only replies come this far
-                self._apply()
+            if self._flow.choke(self._queued + self._out_bytes):
+                self._pause_or_read()
         if self._session.closing is not None:
             self._close(self._session.closing)
 
@@ -618,7 +579,7 @@ class Stream(Writer):
         if reason:  # empty: the peer closed, so there is nothing to report
             self.connection.report_closing(reason)
         self.ending = True
-        self._parked = None
+        self._flow.parked = None
         self.connection.listener.touch(self)
 
     def flush(self) -> None:
@@ -628,7 +589,9 @@ class Stream(Writer):
             if not self._fin:
                 self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
             self._let_session_go()
-        elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self._unsent_room() > 0:
+            return
+        waits = self._flow.held or self._flow.choked
+        if waits and self._queued <= limits.WRITE_HIGH_BYTES and self._unsent_room() > 0:
             self._read_on_if_room()  # all of it was taken at once: the endpoint owes no WRITABLE
 
     def check(self, monotonic: int) -> None:
@@ -645,4 +608,4 @@ class Stream(Writer):
         if self.dead:
             return False
         waits = self._open and not self.ending and self._session.deadline() is not None
-        return waits or self._stalled_since is not None
+        return waits or self._flow.watched

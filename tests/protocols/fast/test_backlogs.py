@@ -244,7 +244,7 @@ def test_of_two_backlogs_of_a_queue_the_newer_is_taken_up(sim: FastSim) -> None:
     """As of a queue whose topic was deleted when the disk was full, and made again."""
     plain = sim.broker.topics.ensure(b"demo", durable=True)
     sim.scheduler.run_until_idle()
-    sim.broker.subscriptions.create(KEPT_OWNER, plain, 0)
+    sim.broker.subscriptions.create(KEPT_OWNER, plain, 0, door="blipmq")
     sim.peer(codec.create(ANN, b"demo", DURABLE), publish(ANN, b"read"))
     assert reader(sim).got() == [b"read"]
     sim.restart()

@@ -226,7 +226,7 @@ def test_rows_that_a_crash_tore_apart_are_put_right(sim: FastSim) -> None:
         sim.broker.subscriptions.remove(subscription)
     plain = sim.broker.topics.ensure(b"plain", durable=True)
     sim.scheduler.run_until_idle()
-    sim.broker.subscriptions.create(KEPT_OWNER, plain, 0)
+    sim.broker.subscriptions.create(KEPT_OWNER, plain, 0, door="blipmq")
     sim.restart()
     assert [s.topic_name for s in sim.broker.subscriptions.all()] == [b"demo"]
     assert reader(sim).got() == [b"confirmed"]

@@ -59,7 +59,7 @@ def test_groups_are_listed_in_slices(sim: SimBroker) -> None:
     broker = sim.broker
     topic = broker.topics.find(b"t00000")
     for number in range(1_500):
-        start(broker.groups.offsets.commit("admin", True, topic, f"g{number:04}", 0, 0, None, None))
+        start(broker.groups.offsets.commit("admin", True, topic, f"g{number:04}", 0, 0, None, None, door="flymq"))
     sim.scheduler.run_until_idle()
     turns, answer = turns_of(Client(sim, "admin"), "LIST_GROUPS")
     groups = answer["groups"]

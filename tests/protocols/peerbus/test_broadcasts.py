@@ -92,7 +92,7 @@ class TestDeadNames:
         send(amy, letter("amy", "*", "b1"))
         ack(bob, "b1|bob")
         topic = sim.broker.topics.find(b"peerbus/bob")
-        sim.broker.subscriptions.create("ann", topic, 1)
+        sim.broker.subscriptions.create("ann", topic, 1, door="blipmq")
         bob.close()
         peer_of(sim, "cat")
         send(amy, letter("amy", "*", "b2"))

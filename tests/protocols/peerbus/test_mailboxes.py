@@ -11,7 +11,7 @@ from quintet.broker.doors.peers import PRUNE_EVERY_US
 from quintet.broker.doors.seen_ids import Seen
 from quintet.model import envelope
 from quintet.model.tasks import start
-from quintet.protocols.peerbus import codec, frames
+from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
     SECRET,
@@ -414,11 +414,6 @@ class TestNames:
         assert sim.broker.peers.find("bob") is None and sim.broker.peers.find("cat") is not None
         assert sim.broker.peers.find("amy") is not None, "it is connected"
         peer_of(sim, "bob", "ben-token")
-
-
-def test_depth_counts_brackets_outside_of_strings() -> None:
-    assert codec.depth(b'{"a":[[{"b":"[[[\\"[["}]]}') == 4
-    assert frames.BODY_DEPTH_MAX == 128
 
 
 # -- the barrier -------------------------------------------------------------------------------------------------------

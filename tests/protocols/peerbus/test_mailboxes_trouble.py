@@ -162,10 +162,6 @@ class TestEnvelopes:
         send(amy, letter("amy", "bob", "\\" * 256, json.dumps("x" * (limit - len(empty) + 1))))
         assert bob.take() == b"" and dropped(sim) == {"bad_envelope": 1}
 
-    def test_depth_of_a_mebibyte_of_brackets(self) -> None:
-        assert codec.depth(b"[" * 1_000 + b'"[[["' + b"]" * 1_000) == 1_000
-        assert codec.depth(b"[" + b"[]," * 1_000 + b"{}]") == 2
-
 
 class TestReplay:
     def test_one_that_is_dated_ahead_is_known_as_long_as_it_is_fresh(self) -> None:

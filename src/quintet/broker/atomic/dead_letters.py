@@ -27,13 +27,13 @@ from quintet.broker.slices import Steps
 from quintet.broker.table import Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.seek import read_from
+from quintet.broker.topics.seek import fetch_from, read_from
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound
 from quintet.model.scheduler import Scheduler
-from quintet.model.tasks import Promise, gather
+from quintet.model.tasks import gather
 
 TABLE: Final = (10, "__dead")
 PREFIX: Final = b"quintet-dead-"
@@ -45,7 +45,6 @@ BROWSE_BYTES_MAX: Final = 4 << 20  # of one answer
 REPLAY_MAX: Final = 1_000  # ids of one call
 REPLAY_BYTES_MAX: Final = 16 << 20  # of one call
 RANGES_MAX: Final = 10_000  # of resolved letters, per partition
-_READ_BYTES: Final = 1 << 20
 
 Headers = tuple[Header, ...]
 Range = tuple[int, int]  # first, and one past the last
@@ -218,7 +217,7 @@ class DeadLetters:
             if partition is None:
                 return browse.items
             visible = partition.visible
-            batches = await _fetch(partition, browse.offset)
+            batches = await fetch_from(partition, browse.offset, reads.READ_BYTES)
             if not batches:  # nothing sound is left up to there
                 browse.offset = visible
 
@@ -419,7 +418,7 @@ class _Browse:
             if self.offset >= partition.visible:
                 self._number, self.offset = self._number + 1, 0
                 continue
-            found = partition.read(self.offset, _READ_BYTES)
+            found = partition.read(self.offset, reads.READ_BYTES)
             if found is None:
                 return partition
             yield from self._take(found)
@@ -446,12 +445,6 @@ class _Browse:
             if self._full():
                 return
             self.offset = max(self.offset, batch.next_offset)
-
-
-async def _fetch(partition: Partition, offset: int) -> list[RecordBatch]:
-    fetched: Promise[list[RecordBatch]] = Promise()
-    partition.fetch(offset, _READ_BYTES, fetched.done)
-    return await fetched
 
 
 def dead_letter_name(topic: bytes, suffix: str) -> bytes:

@@ -16,12 +16,10 @@ import msgspec
 from quintet import kernel
 from quintet.broker.topics.catalog import Topic
 from quintet.model import limits
-from quintet.model.batch import Header
+from quintet.model.batch import Header, set_producer
 
 INTENT_PRODUCER: Final = 1 << 63  # client producer ids are below
 APPLIED: Final = -1  # instead of a floor: it was appended, and is not looked for
-PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence of a batch, at 48
-PRODUCER_AT: Final = 48
 RECORD_BYTES: Final = 64  # counted for a record beside its texts, and for a header
 
 _VALUE_DATA: Final = 5  # of `kernel.layout`
@@ -105,7 +103,7 @@ def size_of(batch: Batch) -> int:
 def build(batch: Batch, number: int, place: int) -> bytearray:
     """The batch at this place of intent `number`."""
     built = batch.build() if isinstance(batch, Records) else batch
-    PRODUCER.pack_into(built, PRODUCER_AT, INTENT_PRODUCER + number, place)
+    set_producer(built, INTENT_PRODUCER + number, place)
     return built
 
 

@@ -37,8 +37,6 @@ import msgspec
 from quintet.broker.atomic.intent_rows import (
     APPLIED,
     INTENT_PRODUCER,
-    PRODUCER,
-    PRODUCER_AT,
     Adding,
     Append,
     Effect,
@@ -55,7 +53,7 @@ from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.log.base import Partition, Stages
 from quintet.model import limits
-from quintet.model.batch import RecordBatch
+from quintet.model.batch import RecordBatch, set_producer
 from quintet.model.clocks import since
 from quintet.model.errors import CorruptData, LimitExceeded, QuintetError, StorageError, TooLarge
 from quintet.model.scheduler import Scheduler
@@ -284,7 +282,7 @@ class Intents:
     async def _put_large(self, running: _Running, plan: _Plan) -> Promise[None]:
         """The same; a thread builds the batches and encodes the row."""
         row = self._row(running, plan, [_NO_BATCH] * len(plan.appends))
-        batch, row, built = await self._elsewhere.call(partial(_encode_with, plan.appends, row))
+        batch, row, built = await self._elsewhere.finish(partial(_encode_with, plan.appends, row))
         running.row, running.batches = row, dict(enumerate(built))
         return self._table.put_built(_key(row.number), row, batch)
 
@@ -320,7 +318,7 @@ class Intents:
 
     async def _carry_staged(self, running: _Running, row: IntentRow, places: Sequence[int]) -> None:
         async def append(place: int, batch: bytearray) -> None:
-            PRODUCER.pack_into(batch, PRODUCER_AT, INTENT_PRODUCER + running.number, place)
+            set_producer(batch, INTENT_PRODUCER + running.number, place)
             await self._append_once(running, place, row.appends[place], batch)
 
         def lost(place: int, why: Exception) -> None:
@@ -414,7 +412,7 @@ class Intents:
             if not is_large(row):
                 await self._table.put(_key(row.number), row)
                 return
-            batch, kept = await self._elsewhere.call(partial(_encode, row))
+            batch, kept = await self._elsewhere.finish(partial(_encode, row))
             if running.row is row and running.number in self._running:  # no newer note, and the row was not closed
                 running.row = kept
                 await self._table.put_built(_key(row.number), kept, batch)
@@ -520,7 +518,7 @@ class Intents:
             if not batches:
                 break
             for batch in batches:
-                producer, place = PRODUCER.unpack_from(batch.buffer, PRODUCER_AT)
+                producer, place = batch.producer
                 if producer == INTENT_PRODUCER + number:
                     found.add(place)
             offset = batches[-1].next_offset

@@ -11,7 +11,6 @@ A producer that is forgotten must start over under a new id; a retry older than 
 first message of a producer that was forgotten meanwhile would be taken for a new one.
 """
 
-import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,16 +22,13 @@ import msgspec
 from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.log.base import Appended
-from quintet.model.batch import RecordBatch
+from quintet.model.batch import RecordBatch, placed, producer_of
 from quintet.model.errors import OutOfSequence, QuintetError, StorageError
 
 PRODUCERS_MAX: Final = 1_000  # per partition
 RANGES_MAX: Final = 64  # per producer
 SAVE_EVERY_US: Final = 1_000_000
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
-
-_HEADER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
-_OFFSET_TIME: Final = struct.Struct("<Q8xq")  # base_offset at 16, timestamp at 32
 
 # first sequence, one past the last, offset of the first, time of the batch in microseconds
 Range = tuple[int, int, int, int]
@@ -118,7 +114,7 @@ class Producers:
             if not batches:
                 return
             for batch in batches:
-                id, sequence = _HEADER.unpack_from(batch.buffer, 48)
+                id, sequence = batch.producer
                 if 0 < id <= PRODUCER_ID_MAX and batch.base_offset >= row.upto:
                     producer = _remember(known, id)
                     # What compaction took from a batch was there: a sequence is as wide as its offsets.
@@ -128,9 +124,9 @@ class Producers:
 
     def plan(self, topic: Topic, partition: int, batch: bytearray) -> list[Piece]:
         """How the records of an idempotent batch are to be treated, in order. Raises OutOfSequence."""
-        producer_id, sequence = _HEADER.unpack_from(batch, 48)
+        producer_id, sequence = producer_of(batch)
         count = RecordBatch(batch).count
-        producer = self._known.get((topic.spec.id, partition), {}).get(producer_id)
+        producer = self._find(topic, partition, producer_id)
         if producer is None:
             if sequence != 0:
                 raise OutOfSequence(
@@ -165,10 +161,14 @@ class Producers:
             pieces.append((count, None))
         return pieces
 
+    def _find(self, topic: Topic, partition: int, producer_id: int) -> _Producer | None:
+        known = self._known.get((topic.spec.id, partition))
+        return None if known is None else known.get(producer_id)
+
     def in_flight(self, topic: Topic, partition: int, batch: bytearray) -> bool:
         """Is part of this batch a retry of something still on its way to the disk?"""
-        producer_id, sequence = _HEADER.unpack_from(batch, 48)
-        producer = self._known.get((topic.spec.id, partition), {}).get(producer_id)
+        producer_id, sequence = producer_of(batch)
+        producer = self._find(topic, partition, producer_id)
         if producer is None:
             return False
         stored = producer.ranges[-1][1] if producer.ranges else 0
@@ -178,13 +178,13 @@ class Producers:
 
     def wait(self, topic: Topic, partition: int, batch: bytearray, call: Callable[[Exception | None], None]) -> None:
         """Call when what is on its way from this producer is stored, or was refused."""
-        producer_id, _ = _HEADER.unpack_from(batch, 48)
+        producer_id, _ = producer_of(batch)
         producer = self._known[topic.spec.id, partition][producer_id]
         producer.waiting.append((producer.next, call))
 
     def append(self, topic: Topic, partition: int, batch: bytearray, done: Appended) -> None:
         """Append a batch whose sequence is the expected one."""
-        producer_id, sequence = _HEADER.unpack_from(batch, 48)
+        producer_id, sequence = producer_of(batch)
         where = (topic.spec.id, partition)
         known = self._known.get(where)
         if known is None:
@@ -238,8 +238,7 @@ class Producers:
         error: Exception | None,
     ) -> None:
         if error is None:
-            _, time = _OFFSET_TIME.unpack_from(batch, 16)
-            producer.stored(sequence, count, offset, time)
+            producer.stored(sequence, count, offset, placed(batch).timestamp)
             if where in self._where:
                 self._dirty.add(where)
         else:

@@ -63,7 +63,8 @@ class CommittedOffsets:
         offset: int,
         generation: int | None,
         connection: object,
-        door: str = "flymq",
+        *,
+        door: str,
     ) -> None:
         """Returns when the offset is durable. Makes the group if it does not exist."""
         found = self._admit(actor, privileged, topic, group, partition, offset, generation)

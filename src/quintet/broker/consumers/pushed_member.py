@@ -209,7 +209,7 @@ class Membership:
             self._committed[partition] = floor
             try:
                 where = (*self._rights(), self._topic, self._group, partition)
-                await self._groups.offsets.commit(*where, floor, self._generation, self, self._door)
+                await self._groups.offsets.commit(*where, floor, self._generation, self, door=self._door)
             except Exception as error:
                 self._committing.discard(partition)
                 self._refused(partition, before, error)

@@ -67,7 +67,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True):
     topic: str
     qos: int
     lanes: list[LaneRow]
-    door: str = "blipmq"
+    door: str = "blipmq"  # of rows written before it was kept: no other door had subscriptions then
     name: str = ""  # its owner's word for it; "": it has none
 
 
@@ -170,7 +170,7 @@ class Subscriptions:
         topic: Topic,
         qos: int,
         *,
-        door: str = "blipmq",
+        door: str,
         from_start: bool = False,
         starts: Sequence[int] = (),
         name: str = "",
@@ -217,7 +217,7 @@ class Subscriptions:
         owner: str,
         topic: Topic,
         *,
-        door: str = "fast",
+        door: str,
         qos: int = 0,
         starts: Sequence[int] = (),
         partitions: Sequence[int] | None = None,

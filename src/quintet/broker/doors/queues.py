@@ -339,14 +339,16 @@ class Queues:
         queue = member.queue
         if queue.flags & COMPETING:
             if queue.shared is None:
-                queue.shared = queue.backlog or self._subscriptions.transient(member.bearer.name, queue.topic)
+                queue.shared = queue.backlog or self._subscriptions.transient(
+                    member.bearer.name, queue.topic, door=DOOR
+                )
                 queue.shared.served_by("")
                 queue.share.given = partial(self._given, queue)
         elif queue.backlog is not None and queue.backlog.sink is None:
             member.subscription = queue.backlog
             queue.backlog.served_by(member.bearer.name)
         else:
-            member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic)
+            member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic, door=DOOR)
             member.began = [lane.position for lane in member.subscription.lanes]
 
     def start(self, member: Member) -> None:

@@ -8,14 +8,13 @@ or a door, and no error repeats a part of a token.
 
 import binascii
 import json
-import math
-import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 from quintet.broker.identity.access import check_user_name
 from quintet.model.errors import AuthError, BadName, BadRequest
+from quintet.model.strict_json import NotStrictJson, StrictJson
 
 SECOND: Final = 1_000_000  # microseconds
 JSON_DEPTH_MAX: Final = 8  # objects and arrays inside each other
@@ -167,57 +166,20 @@ def check_times(expires: int | None, not_before: int | None, leeway_us: int, now
 # -- JSON that can be read one way only -------------------------------------------------------------------------------
 
 
-class _Ambiguous(ValueError):
-    """JSON that two readers could understand differently, or that is made to hurt the reader."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Ambiguous
-    return found
-
-
 def _int(text: str) -> int:
     if len(text) > INT_DIGITS_MAX or abs(found := int(text)) > INT_MAX:
-        raise _Ambiguous
+        raise NotStrictJson
     return found
 
 
-def _float(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found):
-        raise _Ambiguous
-    return found
-
-
-def _constant(_name: str) -> NoReturn:
-    raise _Ambiguous  # NaN, Infinity: no JSON, but Python would read it
-
-
-# One that does not end is taken to the end: tried again from each quote in it, it would cost the square of its length.
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
-_read: Final[Callable[[str], Any]] = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
-).decode
-
-
-def _deep(data: bytes) -> bool:
-    if data.count(b"{") + data.count(b"[") <= JSON_DEPTH_MAX:
-        return False
-    depth = 0
-    for byte in _STRINGS.sub(b"", data):
-        depth += (byte in b"{[") - (byte in b"}]")
-        if depth > JSON_DEPTH_MAX:
-            return True
-    return False
+_read: Final = StrictJson(JSON_DEPTH_MAX, parse_int=_int, half_pairs=True).read
 
 
 def json_object(data: bytes) -> dict[str, Any] | None:
     """The one object this JSON text is, with each key once; None if it is anything else."""
     try:
-        found = None if _deep(data) else _read(data.decode())
-    except ValueError:  # JSONDecodeError, UnicodeDecodeError and ours are among it; their texts repeat the input
+        found = _read(data)
+    except NotStrictJson:  # its text repeats the input
         return None
     return found if type(found) is dict else None
 

@@ -22,18 +22,16 @@ import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 
 from quintet.broker.schemas.validators import (
-    DEFINITION_DEPTH_MAX,
-    DEFINITION_VALUES_MAX,
     MESSAGE_DEPTH_MAX,
     MESSAGE_VALUES_MAX,
-    NotStrictJson,
     clip,
-    read_json,
+    read_definition,
     short_path,
     too_large,
 )
 from quintet.broker.slices import Steps, finish
 from quintet.model.errors import SchemaInvalid
+from quintet.model.strict_json import NotStrictJson
 
 PRIMITIVES = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 NAMED = frozenset(("record", "error", "enum", "fixed"))
@@ -115,7 +113,7 @@ class AvroSchema:
         if text.decode("ascii", "replace") in PRIMITIVES:  # tools write a primitive without its quotes
             text = b'"' + text + b'"'
         try:
-            parsed = read_json(text, DEFINITION_DEPTH_MAX, DEFINITION_VALUES_MAX)
+            parsed = read_definition(text)
             if parsed is None:
                 raise NotStrictJson('null is a type only as a string: "null"')
             yield

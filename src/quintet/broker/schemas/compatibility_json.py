@@ -24,7 +24,7 @@ import json
 import re
 from typing import Any
 
-from quintet.broker.schemas.json_schema import REFERENCES, resolve_pointer
+from quintet.broker.schemas.references import REFERENCES, References
 
 COMPARISONS_MAX = 3_000  # pairs of subschemas looked at; about 10 us each
 NAMES_PER_COMPARISON = 20  # names of properties that cost as much as a pair
@@ -57,11 +57,9 @@ class Comparison:
     """One reader against one writer; `reasons` is the answer."""
 
     def __init__(self, reader: object, writer: object) -> None:
-        self._reader_root = reader
-        self._writer_root = writer
+        self._reader_references, self._writer_references = References(reader), References(writer)
         self._open: set[tuple[int, int]] = set()
         self._compared = 0
-        self._anchors: dict[int, dict[str, Any]] = {}
         self._value_sets: dict[int, frozenset[str]] = {}
         self._subsets: dict[tuple[int, int], bool] = {}
         # Schemas made of others, by what they are made of: a recursive pair must come up as the same two objects again.
@@ -82,7 +80,7 @@ class Comparison:
         if pair in self._open:
             return []
         self._open.add(pair)
-        reader, writer = self._resolve(reader, self._reader_root), self._resolve(writer, self._writer_root)
+        reader, writer = self._resolve(reader, self._reader_references), self._resolve(writer, self._writer_references)
         if reader is True or writer is False:
             found: list[str] = []
         elif not isinstance(reader, dict):
@@ -92,7 +90,7 @@ class Comparison:
         self._open.discard(pair)
         return found
 
-    def _resolve(self, schema: Any, root: object) -> Any:
+    def _resolve(self, schema: Any, references: References) -> Any:
         """A schema with its reference followed, and merged with what stands beside it."""
         for _ in range(REFERENCES_MAX):
             reference = schema.get("$ref") if isinstance(schema, dict) else None
@@ -101,7 +99,7 @@ class Comparison:
             beside = {
                 keyword: value for keyword, value in schema.items() if keyword != "$ref" and keyword not in ANNOTATIONS
             }
-            target = self._target(reference, root)
+            target = references.find(reference)
             if beside:
                 made = {**beside, "allOf": [*beside.get("allOf", []), target]}
                 return self._once("ref", schema, target, made)
@@ -112,14 +110,6 @@ class Comparison:
         self._compared += count
         if self._compared > COMPARISONS_MAX:
             raise _TooMuch
-
-    def _target(self, reference: str, root: object) -> Any:
-        if reference[1:2] in ("", "/"):
-            return resolve_pointer(root, reference)
-        anchors = self._anchors.get(id(root))
-        if anchors is None:
-            anchors = self._anchors[id(root)] = find_anchors(root)
-        return anchors.get(reference[1:])
 
     def _equal(self, reader: Any, writer: Any, open: frozenset[str] = frozenset()) -> bool:
         """The same words, and the same behind every reference."""
@@ -139,7 +129,7 @@ class Comparison:
     def _equal_reference(self, reader: Any, writer: Any, open: frozenset[str]) -> bool:
         if reader != writer or not isinstance(reader, str):
             return False
-        mine, theirs = self._target(reader, self._reader_root), self._target(writer, self._writer_root)
+        mine, theirs = self._reader_references.find(reader), self._writer_references.find(writer)
         return reader in open or self._equal(mine, theirs, open | {reader})
 
     def _schemas(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
@@ -183,7 +173,7 @@ class Comparison:
             return writer
         merged = {keyword: value for keyword, value in writer.items() if keyword != "allOf"}
         for part in parts[:REFERENCES_MAX]:
-            part = self._resolve(part, self._writer_root)
+            part = self._resolve(part, self._writer_references)
             for keyword, value in part.items() if isinstance(part, dict) else ():
                 if keyword == "required":
                     merged["required"] = [*merged.get("required", []), *value]
@@ -325,21 +315,6 @@ def _canonical(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value)
-
-
-def find_anchors(root: object) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    waiting = [root]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            for keyword in ("$anchor", "$dynamicAnchor"):
-                if isinstance(value.get(keyword), str):
-                    found.setdefault(value[keyword], value)
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return found
 
 
 def _limits(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:

@@ -17,20 +17,20 @@ from collections.abc import Iterable, Iterator
 
 import jsonschema_rs
 
+from quintet.broker.schemas.references import REFERENCES, References
 from quintet.broker.schemas.validators import (
     DEFINITION_DEPTH_MAX,
-    DEFINITION_VALUES_MAX,
     MESSAGE_DEPTH_MAX,
-    MESSAGE_VALUES_MAX,
-    NotStrictJson,
     bounded,
     clip,
-    read_json,
+    read_definition,
+    read_message,
     short_path,
     too_large,
 )
 from quintet.broker.slices import Steps, finish
 from quintet.model.errors import SchemaInvalid
+from quintet.model.strict_json import NotStrictJson
 
 SUBSCHEMAS_MAX = 1_000  # per definition, references counted once
 LINKS_MAX = 5_000  # pairs of subschemas where one leads to the other, references and combinations written out
@@ -47,7 +47,6 @@ STEPS_MAX = 5_000  # of following a message's keys to count exactly; about 1 us 
 IN_PLACE_ONE = ("not", "if", "then", "else")
 IN_PLACE_MANY = ("allOf", "anyOf", "oneOf")
 IN_PLACE_NAMED = ("dependentSchemas", "dependencies")
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 CHILD_ONE = (
     "additionalProperties",
     "unevaluatedProperties",
@@ -91,7 +90,7 @@ class JsonSchema:
     def build(self, definition: bytes) -> Steps[None]:
         """What the constructor does, in steps."""
         try:
-            schema = read_json(definition, DEFINITION_DEPTH_MAX, DEFINITION_VALUES_MAX)
+            schema = read_definition(definition)
         except NotStrictJson as error:
             raise SchemaInvalid(f"the JSON Schema is refused: {error}") from error
         if not isinstance(schema, dict | bool):
@@ -111,7 +110,7 @@ class JsonSchema:
         if reasons := too_large(message):
             return reasons
         try:
-            value = read_json(message, MESSAGE_DEPTH_MAX, MESSAGE_VALUES_MAX)
+            value = read_message(message)
         except NotStrictJson as error:
             return [clip(f"the message is refused: {error}")]
         # Every value but the root stands after a comma, a colon or an opening bracket.
@@ -182,16 +181,13 @@ class _Graph:
     """The subschemas of a definition and how they lead to each other."""
 
     def __init__(self, schema: dict[str, object] | bool) -> None:
-        self._root_schema = schema
+        self._references = References(schema)
         self._nodes: dict[int, _Node] = {}
-        self._anchors: dict[str, tuple[object, str]] = {}
         self._open: list[tuple[_Node, dict[str, object]]] = []
         self._closures: dict[_Node, dict[_Node, int]] = {}
         self._links = 0
         self._costs: dict[_Node, tuple[int, int]] = {}
         self.has_alternatives = False
-        if isinstance(schema, dict):
-            self._find_anchors(schema)
         self.root = self._node(schema, "#")
         self._flat: dict[_Node, dict[str, dict[_Node, int]]] = {}
         self.checks_per_value = self.states_per_value = 0
@@ -207,18 +203,6 @@ class _Graph:
         self.checks_per_value, self.states_per_value = yield from self._per_value()
 
     # -- building --------------------------------------------------------------------------------------------------
-
-    def _find_anchors(self, root: dict[str, object]) -> None:
-        waiting: list[tuple[object, str]] = [(root, "#")]
-        while waiting:
-            value, place = waiting.pop()
-            if isinstance(value, dict):
-                for keyword in ("$anchor", "$dynamicAnchor"):
-                    if isinstance(value.get(keyword), str):
-                        self._anchors.setdefault(value[keyword], (value, place))
-                waiting += [(member, f"{place}/{name}") for name, member in value.items()]
-            elif isinstance(value, list):
-                waiting += [(item, f"{place}/{number}") for number, item in enumerate(value)]
 
     def _node(self, schema: object, place: str) -> _Node:
         if id(schema) in self._nodes and isinstance(schema, dict):
@@ -275,11 +259,7 @@ class _Graph:
                 clip(f"{place}: {reference!r} is outside of the definition; nothing is ever fetched"),
                 hint="copy what it refers to into $defs, and refer to it as #/$defs/name",
             )
-        if reference[1:2] not in ("", "/"):
-            if reference[1:] not in self._anchors:
-                raise SchemaInvalid(clip(f"{place}: there is no anchor {reference!r}"))
-            return self._node(*self._anchors[reference[1:]])
-        target = resolve_pointer(self._root_schema, reference)
+        target = self._references.find(reference)
         if not isinstance(target, dict | bool):
             raise SchemaInvalid(clip(f"{place}: there is no schema at {reference!r}"))
         return self._node(target, reference)
@@ -439,21 +419,6 @@ def _scalars(values: Iterable[object]) -> Iterator[object]:
             waiting += value
         else:
             yield value
-
-
-def resolve_pointer(root: object, reference: str) -> object:
-    """What `#/a/b` points to in `root`; None if nothing is there."""
-    target = root
-    for part in reference[2:].split("/") if len(reference) > 1 else ():
-        part = re.sub("%([0-9a-fA-F]{2})", lambda match: chr(int(match[1], 16)), part)
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, dict):
-            target = target.get(part)
-        elif isinstance(target, list) and part.isdecimal() and int(part) < len(target):
-            target = target[int(part)]
-        else:
-            return None
-    return target
 
 
 _ATOM = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)

@@ -23,8 +23,8 @@ from typing import Any, Final
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
-from quintet import kernel
 from quintet.model.errors import BadRequest
+from quintet.model.strict_json import more_values
 
 FILTER_BYTES_MAX: Final = 1 << 10
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20  # of one compiled pattern
@@ -172,7 +172,7 @@ def _literal(text: str) -> Any:
 
 
 def _place(value: bytes, steps: list[str | int]) -> Any:
-    if len(value) > SLOW_BYTES_MAX or (len(value) > PATH_VALUES_MAX and kernel.json_shape(value)[0] > PATH_VALUES_MAX):
+    if len(value) > SLOW_BYTES_MAX or more_values(value, PATH_VALUES_MAX):
         return _MISSING
     try:
         found = msgspec.json.decode(value)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from quintet.broker.slices import Slices, Steps, always
 from quintet.broker.topics.filters import Filter
-from quintet.broker.topics.seek import EVER, fetch_from, read_from, seek
+from quintet.broker.topics.seek import EVER, read_from, seek
 from quintet.log.base import Partition
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import OffsetNotFound
@@ -28,8 +28,7 @@ async def read_row(partition: Partition, offset: int, view: bool = False) -> Row
     """The record at exactly this offset, or None: it is not there (any more). `view`: as of RecordBatch.row."""
     if not partition.start <= offset < partition.visible:
         return None
-    batches = partition.read(offset, 1)
-    return row_at(await fetch_from(partition, offset, 1) if batches is None else batches, offset, view)
+    return row_at(await read_from(partition, offset, 1), offset, view)
 
 
 def row_at(batches: list[RecordBatch], offset: int, view: bool = False) -> Row | None:
@@ -51,14 +50,12 @@ async def fetch(partition: Partition, offset: int, max_records: int, max_bytes: 
     offset, visible = max(offset, partition.start), partition.visible  # what comes later is for the next call
     found: list[RecordBatch] = []
     while offset < visible and max_records > 0 and max_bytes > 0:
-        batches = partition.read(offset, min(max_bytes, READ_BYTES))
-        if batches is None:
-            try:
-                batches = await fetch_from(partition, offset, min(max_bytes, READ_BYTES))
-            except Exception:
-                if not found:
-                    raise
-                break
+        try:
+            batches = await read_from(partition, offset, min(max_bytes, READ_BYTES))
+        except Exception:
+            if not found:
+                raise
+            break
         if not batches:  # nothing sound is left up to the end
             break
         for batch in batches:

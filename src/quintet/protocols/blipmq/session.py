@@ -366,9 +366,8 @@ class BlipSession:
         assert self._principal is not None
         slot = self._replies.reserve()
         try:
-            self._broker.subscribe(
-                self._principal, topic, qos, self._sink, partial(self._subscribed, slot, correlation_id), self._peer
-            )
+            token = partial(self._subscribed, slot, correlation_id)
+            self._broker.subscribe(self._principal, topic, qos, self._sink, token, self._peer, door="blipmq")
             self._made += 1
         except QuintetError as error:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))

@@ -26,7 +26,7 @@ def _commit(call: Call, ask: Values) -> Values | None:
     offsets = call.broker.groups.offsets
     where = (*call.place(ask), ask["offset"], ask.get("generation") or None)
     if not ask.get("txn_id"):
-        call.run(offsets.commit(*where, call.member), lambda _: success())
+        call.run(offsets.commit(*where, call.member, door="flymq"), lambda _: success())
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
     effect = offsets.prepare_commit(*where, call.member)

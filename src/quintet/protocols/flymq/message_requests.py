@@ -10,6 +10,7 @@ from quintet.broker.topics import filters, reads
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.model.batch import Placed, RecordBatch, Row, placed
 from quintet.model.errors import BadRequest
+from quintet.model.tasks import Promise
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.call import Call, Handler, Values, each, success
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
@@ -40,7 +41,7 @@ def _metadata(topic: Topic, partition: int, at: Placed, key: bytes | None, value
     } | sizes
 
 
-def publish(call: Call, ask: Values, expiry: int = 0) -> None:
+async def publish(call: Call, ask: Values, expiry: int = 0) -> Values:
     """Append the one message of a request that is not a plain PRODUCE. A thread builds the batch of a large one."""
     topic = call.target(ask)
     key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
@@ -51,20 +52,14 @@ def publish(call: Call, ask: Values, expiry: int = 0) -> None:
         return topic.choose(key) if place == ANY else place, batch
 
     if len(value) + len(key or b"") > frames.LARGE_BYTES:
-        call.broker.elsewhere.run(build, partial(_append, call, ask, None), call.wanted)
+        place, batch = await call.broker.elsewhere.finish(build, call.wanted)
+        topic = call.target(ask)  # the right may be gone
     else:
-        _append(call, ask, topic, build())
-
-
-def _append(call: Call, ask: Values, topic: Topic | None, made: tuple[int, bytearray] | Exception) -> None:
-    try:
-        if isinstance(made, Exception):
-            raise made
-        (place, batch), now = made, topic or call.target(ask)  # if there was a wait, the right may be gone
-        made_of = call.then(lambda _: _metadata(now, place, placed(batch), ask.get("key"), ask["data"]))
-        now.publish(batch, 1, True, made_of, place)
-    except Exception as error:
-        call.answer(None, error)
+        place, batch = build()
+    appended: Promise[int] = Promise()
+    topic.publish(batch, 1, True, appended.done, place)
+    await appended
+    return _metadata(topic, place, placed(batch), key, value)
 
 
 def _consume(call: Call, ask: Values) -> None:
@@ -166,7 +161,7 @@ def _peeked(call: Call, rows: list[Row], following: int) -> Values:
 def _produce_with_ttl(call: Call, ask: Values) -> None:
     if not 0 < ask["ttl_ms"] <= TTL_MS_MAX:
         raise BadRequest(f"ttl_ms is 1 to {TTL_MS_MAX}, not {ask['ttl_ms']}")
-    publish(call, ask, call.now + ask["ttl_ms"] * 1000)
+    call.run(publish(call, ask, call.now + ask["ttl_ms"] * 1000), lambda made: made)
 
 
 def _produce_delayed(call: Call, ask: Values) -> None:

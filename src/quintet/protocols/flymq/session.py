@@ -19,6 +19,7 @@ from quintet import kernel
 from quintet.broker.audit.audit_log import Result
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Action, Principal
+from quintet.broker.slices import unless_unwanted
 from quintet.broker.topics.long_polls import Wait
 from quintet.log.base import Partition
 from quintet.model import limits
@@ -341,15 +342,15 @@ class FlySession:
     def _elsewhere(self, work: Callable[[], object], token: Callable[[object, Exception | None], None]) -> None:
         """Tens of milliseconds: not on the loop, where all others wait."""
         self._acting = True
-        completed = self._sink.completed
-        self._broker.elsewhere.run(work, lambda result: completed(token, result, None), lambda: not self.gone)
+        told = unless_unwanted(partial(self._sink.completed, token))
+        self._broker.elsewhere.finish(work, lambda: not self.gone).then(told)
 
     def _inflated(
-        self, slot: Slot, operation: frames.Operation, flags: int, result: object, _error: Exception | None
+        self, slot: Slot, operation: frames.Operation, flags: int, result: object, failed: Exception | None
     ) -> None:
         self._acting = False
-        if isinstance(result, Exception):
-            self._replies.fill(slot, errors.to_frame(result, self._options.dialect))
+        if failed is not None:
+            self._replies.fill(slot, errors.to_frame(failed, self._options.dialect))
             return
         assert isinstance(result, bytes)
         try:
@@ -431,7 +432,7 @@ class FlySession:
             told = partial(self._sink.completed, partial(self._answered, slot, operation, call, ask, epoch))
             steps = codec.answer_steps(operation, self._options.dialect, made, call.accept)
             try:
-                self._broker.slices.run(steps, told, call.wanted)
+                self._broker.slices.finish(steps, call.wanted).then(unless_unwanted(told))
                 return
             except QuintetError as refused:
                 error = refused
@@ -480,13 +481,13 @@ class FlySession:
             self._built(slot, payload, name, count, work(), None)
 
     def _built(
-        self, slot: Slot, payload: bytes | memoryview, name: bytes, count: int, made: object, _error: Exception | None
+        self, slot: Slot, payload: bytes | memoryview, name: bytes, count: int, made: object, failed: Exception | None
     ) -> None:
         """Its batch is there. Rights and topic may not be what they were when it was begun."""
         self._acting = False
         try:
-            if isinstance(made, Exception):
-                self._replies.fill(slot, errors.to_frame(made, self._options.dialect))
+            if failed is not None:
+                self._replies.fill(slot, errors.to_frame(failed, self._options.dialect))
             elif self._epoch != self._broker.access.epoch and not self._still_welcome():
                 raise AuthError("this user may no longer use the connection")
             elif self._producing.counts.get(name) != count:

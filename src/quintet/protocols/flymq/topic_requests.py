@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from quintet.broker.schemas.registry import Schema
-from quintet.broker.slices import Unwanted, in_order
+from quintet.broker.slices import in_order
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadRequest, LimitExceeded
-from quintet.model.tasks import start
 from quintet.protocols.flymq import frames
 from quintet.protocols.flymq.call import Call, Handler, Values, success
 from quintet.protocols.flymq.message_requests import publish
@@ -138,19 +137,15 @@ def _validate_schema(call: Call, ask: Values) -> None:
 
 
 def _produce_with_schema(call: Call, ask: Values) -> None:
-    start(_judge_and_publish(call, ask, _find_schema(call, ask["schema"])))
+    call.run(_judge_and_publish(call, ask, _find_schema(call, ask["schema"])), lambda made: made)
 
 
-async def _judge_and_publish(call: Call, ask: Values, schema: Schema) -> None:
-    try:
-        reasons = await call.broker.schemas.judge(schema.name, schema.version, ask["data"], call.wanted)
-        if reasons:
-            topic, key = call.target(ask), ask.get("key") or None
-            await call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin)
-        publish(call, ask)
-    except Exception as error:
-        if not isinstance(error, Unwanted):
-            call.answer(None, error)
+async def _judge_and_publish(call: Call, ask: Values, schema: Schema) -> Values:
+    reasons = await call.broker.schemas.judge(schema.name, schema.version, ask["data"], call.wanted)
+    if reasons:
+        topic, key = call.target(ask), ask.get("key") or None
+        await call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin)
+    return await publish(call, ask)
 
 
 def _delete_schema(call: Call, ask: Values) -> None:

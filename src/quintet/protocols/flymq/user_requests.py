@@ -119,13 +119,13 @@ def _key_remove(call: Call, ask: Values) -> None:
 
 def _audit_query(call: Call, ask: Values) -> None:
     made = call.then(lambda found: {"events": each(Event.fields, iter(found[0])), "total": found[1], "more": found[2]})
-    call.broker.slices.run(call.broker.audit.query_steps(Query.asked(ask)), made, call.wanted)
+    call.broker.slices.finish(call.broker.audit.query_steps(Query.asked(ask)), call.wanted).then(made)
 
 
 def _audit_export(call: Call, ask: Values) -> None:
     made = call.then(lambda data: {"format": ask["format"], "data": data})
     steps = call.broker.audit.export_steps(Query.asked(ask.get("query", ask)), ask["format"])
-    call.broker.slices.run(steps, made, call.wanted)
+    call.broker.slices.finish(steps, call.wanted).then(made)
 
 
 HANDLERS: Final[dict[int, Handler]] = {

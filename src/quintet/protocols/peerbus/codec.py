@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType, json
 
-from quintet import kernel
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError
+from quintet.model.strict_json import deeper
 from quintet.protocols.peerbus import frames
 
 
@@ -67,18 +67,13 @@ def check_envelope(frame: Frame, data: bytes) -> None:
 
 def check_depth(data: bytes, most: int = frames.BODY_DEPTH_MAX) -> None:
     """ProtocolError if a JSON text is nested deeper than that."""
-    if data.count(b"[") + data.count(b"{") > most and depth(data) > most:
+    if deeper(data, most):
         raise ProtocolError(f"a body is nested more than {frames.BODY_DEPTH_MAX} deep")
 
 
 def is_id(id: str) -> bool:
     """Whether a message may have this id: it becomes a delivery key, in which | divides id and name."""
     return id != "" and len(id.encode()) <= frames.ID_BYTES_MAX and id.isprintable() and "|" not in id
-
-
-def depth(data: bytes) -> int:
-    """How deep the objects and arrays of a JSON text are within each other."""
-    return kernel.json_shape(data)[1]
 
 
 def deliver(key: str, value: bytes) -> bytes:

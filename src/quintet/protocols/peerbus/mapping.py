@@ -24,6 +24,7 @@ from quintet.broker.topics.catalog import IDENTITY_BYTES
 from quintet.model import envelope
 from quintet.model.batch import Row
 from quintet.model.errors import BadName, ProtocolError
+from quintet.model.strict_json import deeper
 from quintet.protocols.peerbus import codec, frames
 
 SOURCE: Final = "quintet"
@@ -92,7 +93,7 @@ def body_of(value: bytes | None) -> bytes:
     try:
         if value:
             text = envelope.text(value)
-            if codec.depth(text) <= frames.BODY_DEPTH_MAX:
+            if not deeper(text, frames.BODY_DEPTH_MAX):
                 return text
     except ProtocolError:
         pass  # not JSON: it goes as a string

@@ -32,7 +32,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
+from quintet.broker.schemas.references import References
 from quintet.model.errors import SchemaInvalid
+from quintet.model.strict_json import deeper
 from quintet.spark.typed.columns import (
     COLUMNS_MAX,
     DEPTH_MAX,
@@ -51,8 +53,6 @@ from quintet.spark.typed.columns import (
 _INT = Annotated[int, msgspec.Meta(ge=INT64.start, le=INT64.stop - 1)]
 _INSTANT = Annotated[datetime, msgspec.Meta(tz=True)]
 _UNFIT_NAME = re.compile(r'[\\"\x00-\x1f]')
-# Possessive, and an open string runs to the end of the text: each character is looked at once, whatever the text is.
-_STRUCTURE = re.compile(rb'[\[\]{}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _WHERE = re.compile(r"(?P<what>.*) - at `(?P<key>key in )?\$\.?(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 
@@ -177,7 +177,7 @@ def _unreadable(values: pa.BinaryArray) -> Reasons:
             except UnicodeDecodeError as error:
                 reasons[number] = f"the value is not UTF-8 at byte {error.start}"
     for number in _bracketed(values).tolist():
-        if number not in reasons and _depth(values[number].as_py()) > DEPTH_MAX:
+        if number not in reasons and deeper(values[number].as_py(), DEPTH_MAX):
             reasons[number] = f"the value is nested deeper than {DEPTH_MAX} levels"
     return reasons
 
@@ -192,20 +192,6 @@ def _bracketed(values: pa.BinaryArray) -> "np.ndarray[Any, np.dtype[np.int64]]":
     opens = np.flatnonzero((text | 0x20) == 0x7B)  # [ is 0x5b, { is 0x7b
     counts = np.diff(np.searchsorted(opens, edges - edges[0]))
     return np.flatnonzero(counts > DEPTH_MAX)
-
-
-def _depth(text: bytes) -> int:
-    """How deep the brackets of a text go, up to the first that is too deep."""
-    depth = deepest = 0
-    for match in _STRUCTURE.finditer(text):
-        if match[0] in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-            if depth > DEPTH_MAX:
-                break
-        elif match[0] in b"]}":
-            depth -= 1
-    return deepest
 
 
 def _not_json(error: Exception) -> str:
@@ -235,20 +221,9 @@ class _Compiler:
     """From a definition to shapes and msgspec types; counts what it makes."""
 
     def __init__(self, root: Any, scalars: Mapping[str, Typed]) -> None:
-        self._root = root
+        self._references = References(root)
         self._scalars = scalars
-        self._anchors: dict[str, Any] = {}
         self._count = 0
-        waiting = [root]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, dict):
-                for keyword in ("$anchor", "$dynamicAnchor"):
-                    if isinstance(value.get(keyword), str):
-                        self._anchors.setdefault(value[keyword], value)
-                waiting += value.values()
-            elif isinstance(value, list):
-                waiting += value
 
     def typed(self, schema: Any, depth: int, open_: tuple[int, ...]) -> Typed:
         """The column of a subschema; JSON text if there is no other."""
@@ -349,32 +324,15 @@ class _Compiler:
 
     def _find(self, reference: str) -> Any:
         """What a reference inside the document names."""
-        place, _, fragment = reference.partition("#")
-        try:
-            if place and not (isinstance(self._root, dict) and self._root.get("$id") == place):
-                raise KeyError(place)
-            if fragment and not fragment.startswith("/"):
-                return self._anchors[fragment]
-            found = self._root
-            for part in fragment.split("/")[1:]:
-                name = _unescape(part)
-                found = found[int(name)] if isinstance(found, list) else found[name]
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise SchemaInvalid(
-                f"the JSON Schema cannot become columns: {reference!r} is not inside the definition"
-            ) from error
+        found = self._references.find(reference)
+        if found is None:
+            raise SchemaInvalid(f"the JSON Schema cannot become columns: {reference!r} is not inside the definition")
         return found
 
 
 def _picker(field: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     get = attrgetter(field)
     return lambda values: list(map(get, values))
-
-
-def _unescape(part: str) -> str:
-    from urllib.parse import unquote
-
-    return unquote(part).replace("~1", "/").replace("~0", "~")
 
 
 def _without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
