@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from quintet.kernel.items import BlipItem, FastItem, FelixItem, FlyGroup, FlyItem
+from quintet.kernel.items import BlipItem, CacheEntry, FastItem, FelixItem, FlyGroup, FlyItem
 
 # One column of headers for one record: ((name, value or None), ...)
 Header = tuple[bytes, bytes | None]
@@ -369,7 +369,7 @@ def felix_gets(
     data: Buffer,
     start: int,
     frame_bytes_max: int,
-    scopes: dict[bytes, dict[bytes, list[Any]]],
+    scopes: dict[bytes, dict[bytes, CacheEntry]],
     now: int,
     bytes_max: int,
     versions: bool,

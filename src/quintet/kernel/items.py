@@ -4,7 +4,7 @@
 sessions gain, which unpack them into names at once.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 BlipPublish = tuple[Literal[3], int, bytes, bytearray, bytes]  # qos, topic, batch, ids
 BlipAcks = tuple[Literal[5], int, list[tuple[int, int]]]  # subscription, ranges of tags
@@ -31,4 +31,7 @@ FelixJson = tuple[Literal[0], bytes]  # payload
 FelixMalformed = tuple[Literal[2], int, int]  # error, request_id
 FelixFlags = tuple[Literal[3], int, int]  # flags, request_id
 FelixPacked = tuple[Literal[4], int, bytes]  # flags, payload
+# An entry of a cache, as the broker keeps it and kernel.felix_gets reads it: value, expires in microseconds since 1970 (0:
+# never), whether it was used since the hand of SIEVE passed, version. It is a list because it changes where it is.
+CacheEntry = list[Any]
 FelixItem = FelixBatch | FelixKeyed | FelixJson | FelixMalformed | FelixFlags | FelixPacked

@@ -6,6 +6,7 @@ from typing import Final
 from quintet import kernel
 from quintet.broker.atomic.dead_letters import DeadLetter
 from quintet.broker.atomic.delays import DELAY_MAX_US
+from quintet.broker.slices import unless_unwanted
 from quintet.broker.topics import filters, reads
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.model.batch import Placed, RecordBatch, Row, placed
@@ -51,20 +52,22 @@ def publish(call: Call, ask: Values, expiry: int = 0) -> None:
         return topic.choose(key) if place == ANY else place, batch
 
     if len(value) + len(key or b"") > frames.LARGE_BYTES:
-        call.broker.elsewhere.run(build, partial(_append, call, ask, None), call.wanted)
+        call.broker.elsewhere.finish(build, call.wanted).then(unless_unwanted(partial(_append, call, ask, None)))
     else:
         _append(call, ask, topic, build())
 
 
-def _append(call: Call, ask: Values, topic: Topic | None, made: tuple[int, bytearray] | Exception) -> None:
+def _append(
+    call: Call, ask: Values, topic: Topic | None, made: tuple[int, bytearray] | None, error: Exception | None = None
+) -> None:
     try:
-        if isinstance(made, Exception):
-            raise made
+        if made is None:
+            return call.answer(None, error)
         (place, batch), now = made, topic or call.target(ask)  # if there was a wait, the right may be gone
         made_of = call.then(lambda _: _metadata(now, place, placed(batch), ask.get("key"), ask["data"]))
         now.publish(batch, 1, True, made_of, place)
-    except Exception as error:
-        call.answer(None, error)
+    except Exception as refused:
+        call.answer(None, refused)
 
 
 def _consume(call: Call, ask: Values) -> None:
