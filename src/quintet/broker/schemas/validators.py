@@ -10,6 +10,7 @@ import json
 from typing import Protocol
 
 from quintet import kernel
+from quintet.model.json_value import Json
 
 DEFINITION_BYTES_MAX = 256 * 1024
 DEFINITION_DEPTH_MAX = 64  # nested objects and arrays of a JSON or Avro definition
@@ -84,7 +85,7 @@ def _constant(text: str) -> object:
 _DECODER = json.JSONDecoder(object_pairs_hook=_members, parse_float=_float, parse_constant=_constant)
 
 
-def read_json(data: bytes, depth_max: int, values_max: int) -> object:
+def read_json(data: bytes, depth_max: int, values_max: int) -> Json:
     """JSON in UTF-8: no duplicate keys, no NaN, no infinity, no lone surrogates, no more nesting than `depth_max` and no
     more values than `values_max`. Both are counted by the kernel, before the parser makes an object of each."""
     try:
@@ -97,7 +98,7 @@ def read_json(data: bytes, depth_max: int, values_max: int) -> object:
     if values > values_max:
         raise NotStrictJson(f"it has up to {values} values, the limit is {values_max}")
     try:
-        value: object = _DECODER.decode(text)
+        value: Json = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise NotStrictJson(
             f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
