@@ -255,6 +255,7 @@ class FelixSession(ConsumerRequests):
     def _auth(self, payload: bytes, now: int) -> None:
         try:
             ask = codec.decode(payload)
+            assert isinstance(ask, codec.Auth), "its type was looked at before"
             if ask.client_flags is not None and not 0 <= ask.client_flags <= 0xFFFF:
                 raise BadRequest("auth: client_flags is a number of 16 bits")
             bearer = self._identify(ask.token.encode(), ask.tenant_id, now)
