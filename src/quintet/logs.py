@@ -7,7 +7,7 @@ calls structlog.get_logger().
 
 import logging
 import sys
-from typing import Any, Final, Literal, TextIO
+from typing import Final, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -33,7 +33,7 @@ def mask_secrets(_logger: WrappedLogger, _method: str, entry: EventDict) -> Even
     return {name: MASK if _is_secret(name) else _mask(value) for name, value in entry.items()}
 
 
-def _mask(fields: Any) -> Any:
+def _mask(fields: object) -> object:
     if isinstance(fields, dict):
         return {name: MASK if _is_secret(name) else _mask(value) for name, value in fields.items()}
     if isinstance(fields, list | tuple):

@@ -493,7 +493,7 @@ def test_burying_in_two_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
         published: Promise[int] = Promise()
         topic.publish(letter.build(), 1, False, published.done, number)
         await published
-        await dead._intents._effects[effects[0].kind][1](effects[0])
+        await dead._intents._effects[effects[0].kind](effects[0].payload())
 
     monkeypatch.setattr(DeadLetters, "bury", in_two_steps)
     caught = 0

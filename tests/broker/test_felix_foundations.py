@@ -1,6 +1,7 @@
 """What the Felix door stands on, in bad luck: caches, pushed members of groups, long JSON, dead letters."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 
@@ -129,7 +130,7 @@ def test_dead_letters_of_a_cache_are_no_cache_under_compact_all() -> None:
 
 def test_a_compacted_topic_older_than_caches_stays_what_it_was() -> None:
     sim = SimBroker()
-    sim.broker.topics._create(b"cache/old", True, 1, {"compact": True}, own=True)
+    sim.broker.topics._create(b"cache/old", True, 1, lambda spec: replace(spec, compact=True), own=True)
     sim.scheduler.run_until_idle()
     sim.restart()
     assert len(sim.broker.caches) == 0

@@ -12,10 +12,11 @@ from quintet.broker.schemas.compatibility_json import Comparison
 from quintet.broker.schemas.json_schema import JsonSchema
 from quintet.broker.schemas.references import ANCHORS, References
 from quintet.model.errors import SchemaInvalid
+from quintet.model.json_value import Json, JsonObject
 from quintet.spark.typed import decoder
 
-NUMBER = {"type": "integer"}
-PARTS: dict[str, object] = {
+NUMBER: JsonObject = {"type": "integer"}
+PARTS: JsonObject = {
     "plain": NUMBER, "a/b~c d": NUMBER, "caf\u00e9": NUMBER, "anchored": {**NUMBER, "$anchor": "here"},
     "moving": {**NUMBER, "$dynamicAnchor": "there"}, "list": {"anyOf": [True, NUMBER]},
 }  # fmt: skip
@@ -29,7 +30,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-def schema(reference: str) -> dict[str, object]:
+def schema(reference: str) -> JsonObject:
     return {"$defs": PARTS, "type": "object", "properties": {"a": {"$ref": reference}}}
 
 
@@ -41,7 +42,7 @@ def test_all_readers_follow_a_reference_to_the_same_place(reference: str) -> Non
     validator = JsonSchema(raw)
     assert validator.check(b'{"a": 1}') == []
     assert validator.check(b'{"a": "x"}') != []
-    written_out = {"type": "object", "properties": {"a": NUMBER}}
+    written_out: Json = {"type": "object", "properties": {"a": NUMBER}}
     assert Comparison(definition, written_out).reasons == Comparison(written_out, definition).reasons == []
     assert Comparison(definition, {"type": "object", "properties": {"a": {"type": "string"}}}).reasons != []
     assert decoder("json", raw.decode()).schema.field("a").type == pa.int64()
@@ -58,7 +59,7 @@ def test_a_reference_to_nothing_is_refused_by_all_readers(reference: str) -> Non
 
 
 def test_a_reference_may_begin_with_the_id_of_the_root() -> None:
-    root = {"$id": "http://x/y", "$defs": PARTS}
+    root: Json = {"$id": "http://x/y", "$defs": PARTS}
     assert References(root).find("http://x/y#/$defs/plain") is NUMBER
     assert References(root).find("http://x/y") is root
     assert References(root).find("http://x/z#/$defs/plain") is None

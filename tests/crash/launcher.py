@@ -112,7 +112,7 @@ def no_intents() -> None:
             topic.publish(records.build(), 1, False, appended.done, number)
             await appended
         if effects:
-            await self._effects[effects[0].kind][1](effects[0])
+            await self._effects[effects[0].kind](effects[0].payload())
 
     Intents.commit = commit  # type: ignore[method-assign]
 

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -121,11 +121,14 @@ class AdminServer:
 
 async def serve_admin(app: FastAPI, host: str, port: int) -> AdminServer:
     """Bind, start, and return once requests are accepted. OSError if the address cannot be bound."""
-    bounded: Any = type("Bounded", (_Bounded,), {"addresses": Counter()})
+
+    class Bounded(_Bounded):
+        addresses = Counter()  # noqa: RUF012 (one for each listener)
+
     config = uvicorn.Config(
         app,
         loop="none",
-        http=bounded,
+        http=Bounded,
         ws="none",
         lifespan="off",
         log_config=None,

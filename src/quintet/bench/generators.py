@@ -105,7 +105,9 @@ def wait_answers(load: Load, sock: socket.socket, owed: int) -> None:
         owed -= came
 
 
-def publish_pipelined(control: ControlPipe, load: Load, count: int, progress: Counters = None, slot: int = 0) -> Sent:
+def publish_pipelined(
+    control: ControlPipe, load: Load, count: int, progress: Counters | None = None, slot: int = 0
+) -> Sent:
     """Send everything on one connection without waiting; the clock stops when the final barrier is answered."""
     with load.wire.connect(load.address) as sock:
         per_block = block_messages(load, count)
@@ -221,7 +223,7 @@ def publish_windows(
     depth: int,
     seconds: float,
     count: int,
-    progress: Counters,
+    progress: Counters | None,
 ) -> Sent:
     """Many connections, each with `depth` windows of `in_flight` messages under way, until seconds or count are over.
 
@@ -286,7 +288,7 @@ def publish_windows(
 
 
 def publish_scheduled(
-    control: ControlPipe, load: Load, rate: float, count: int, answered: bool, progress: Counters = None
+    control: ControlPipe, load: Load, rate: float, count: int, answered: bool, progress: Counters | None = None
 ) -> Sent:
     """Message i leaves at start + i / rate whatever the server does; late ones keep the time they were due.
 

@@ -5,10 +5,14 @@ The file name decides between PNG and SVG.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quintet.bench.wire import BenchError
 from quintet.model.extras import load
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 KINDS = {".png", ".svg"}
 DOTS_PER_INCH = 130
@@ -16,10 +20,9 @@ COLOURS = ("#1f5fa8", "#d9822b", "#6a9f58", "#a24f7b", "#7f7f7f", "#8c6d31")
 Curve = Sequence[tuple[float, float]]
 
 
-def _pyplot() -> Any:
+def _use_matplotlib() -> None:
     # No window: benchmarks run on machines without a screen.
     load("matplotlib", "a picture", "bench").use("Agg")
-    return load("matplotlib.pyplot", "a picture", "bench")
 
 
 def _check(path: Path) -> None:
@@ -27,7 +30,7 @@ def _check(path: Path) -> None:
         raise BenchError(f"cannot draw {path.name}: the name must end with .png or .svg.")
 
 
-def _latency_axes(axes: Any, curves: Mapping[str, Curve], title: str) -> None:
+def _latency_axes(axes: "Axes", curves: Mapping[str, Curve], title: str) -> None:
     for number, (name, curve) in enumerate(curves.items()):
         # Equal steps for equal numbers of nines: 90 %, 99 %, 99.9 %.
         across = [1.0 / (1.0 - percent / 100.0) for percent, _ in curve]
@@ -45,10 +48,12 @@ def _latency_axes(axes: Any, curves: Mapping[str, Curve], title: str) -> None:
 def draw_latency(path: Path, curves: Mapping[str, Curve], title: str, foot: str) -> None:
     """Latency over percentiles, one line per name."""
     _check(path)
-    plot = _pyplot()
+    _use_matplotlib()
+    from matplotlib import pyplot as plot
+
     figure, axes = plot.subplots(figsize=(8, 5))
     _latency_axes(axes, curves, title)
-    _save(plot, figure, path, foot)
+    _save(figure, path, foot)
 
 
 def draw_comparison(
@@ -56,7 +61,9 @@ def draw_comparison(
 ) -> None:
     """The side-by-side picture: (load, ratio, target) as bars with a mark at the target, and the latency curves if any."""
     _check(path)
-    plot = _pyplot()
+    _use_matplotlib()
+    from matplotlib import pyplot as plot
+
     heights = [max(1, len(ratios)), 7][: 2 if curves else 1]
     size = (10, 0.45 * len(ratios) + (4.5 if curves else 1.5))
     figure, axes = plot.subplots(
@@ -78,15 +85,19 @@ def draw_comparison(
     above.margins(x=0.15)
     if curves:
         _latency_axes(axes[1][0], curves, "latency end to end at a fixed rate, from the time a message was due")
-    _save(plot, figure, path, foot)
+    _save(figure, path, foot)
 
 
-def _save(plot: Any, figure: Any, path: Path, foot: str) -> None:
-    if figure.get_layout_engine() is None:
-        figure.tight_layout(rect=(0, 0.04, 1, 1))
+def _save(figure: "Figure", path: Path, foot: str) -> None:
+    from matplotlib import pyplot
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    engine = figure.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        engine.set(rect=(0, 0.02, 1, 0.98))  # leave the foot its line
     else:
-        figure.get_layout_engine().set(rect=(0, 0.02, 1, 0.98))  # leave the foot its line
+        figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.text(0.01, 0.005, foot, fontsize=5.5, color="grey")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DOTS_PER_INCH)
-    plot.close(figure)
+    pyplot.close(figure)

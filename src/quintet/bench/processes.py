@@ -7,11 +7,11 @@ a picklable result. This module knows nothing about protocols.
 
 import multiprocessing
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from quintet.bench.wire import BenchError
 
@@ -20,12 +20,20 @@ STOP_S = 5.0
 # Spawned and not forked: a forked child would inherit threads' locks (the progress bar's) and every open socket.
 CONTEXT = multiprocessing.get_context("spawn")
 
-Counters = Any  # a RawArray of unsigned 64-bit counters; its type cannot be named without private names
+
+class Counters(Protocol):
+    """A RawArray of unsigned 64-bit counters."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, slot: int) -> int: ...
+    def __setitem__(self, slot: int, count: int) -> None: ...
+    def __iter__(self) -> Iterator[int]: ...
 
 
 def counters(count: int) -> Counters:
     """Counters that all processes see, each written by one process only."""
-    return CONTEXT.RawArray("Q", count)
+    made: Counters = CONTEXT.RawArray("Q", count)
+    return made
 
 
 class ControlPipe:

@@ -134,7 +134,9 @@ def _check_surplus(load: Load, reader: _Reader, owed: int) -> None:
         raise BenchError(f"{load.wire.name}: {surplus} bytes more than the {owed} owed: duplicates or a wrong frame.")
 
 
-def receive_scheduled(control: ControlPipe, load: Load, count: int, seen: Counters = None, slot: int = 0) -> Received:
+def receive_scheduled(
+    control: ControlPipe, load: Load, count: int, seen: Counters | None = None, slot: int = 0
+) -> Received:
     """Read every stamp of a scheduled flow: latency is receive time less the time the message was due."""
     payload = payload_of(load.size)
     template = load.wire.delivered(load.topic, payload, load.qos)

@@ -26,7 +26,7 @@ topics, subscriptions and access; it has no thread, no clock of its own, and see
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
@@ -73,7 +73,7 @@ from quintet.broker.topics.catalog import (
 from quintet.broker.topics.long_polls import LongPolls, Wait
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
-from quintet.log.base import Log, Partition
+from quintet.log.base import Durability, Log, Partition
 from quintet.model import limits
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
@@ -284,7 +284,12 @@ class Broker:
         raise SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
 
     def create_topic(
-        self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
+        self,
+        name: bytes,
+        partitions: int,
+        durability: Durability | Literal[""] = "",
+        retention_us: int = 0,
+        retention_bytes: int = 0,
     ) -> tuple[Topic, bool]:
         """A topic made on purpose, and whether it is new; 0 and "" leave a property to the configuration."""
         if self.draining:

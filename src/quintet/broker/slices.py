@@ -12,11 +12,14 @@ waits in between lets go of what it holds. `unless_unwanted` keeps it from the c
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from quintet.model.errors import Busy
 from quintet.model.scheduler import Scheduler
-from quintet.model.tasks import Promise
+from quintet.model.tasks import Done, Promise
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
 
 SLICE_US: Final = 4_000  # of one turn; a step that has begun is finished
 STEPS_AT_ONCE_MAX: Final = 1_000  # of one slice, also if the clock stands still
@@ -28,8 +31,9 @@ ELSEWHERE_AT_ONCE: Final = 1  # of the disk threads: hashing has two, and one is
 T = TypeVar("T")
 U = TypeVar("U")
 Steps = Generator[None, None, T]
-Done = Callable[[Any, Exception | None], None]
 Wanted = Callable[[], bool]
+Job = tuple[Steps[Any], Promise[Any], Wanted]  # of any type of result, but the same in both
+Work = tuple[Callable[[], Any], Promise[Any], Wanted]
 
 
 class Unwanted(Exception):
@@ -41,10 +45,10 @@ def always() -> bool:
     return True
 
 
-def unless_unwanted(done: Done) -> Done:
+def unless_unwanted(done: Done[T]) -> Done[T]:
     """The callback of a verb, not called if the verb ended because nobody wants its result."""
 
-    def told(result: Any, error: Exception | None) -> None:
+    def told(result: T | None, error: Exception | None) -> None:
         if not isinstance(error, Unwanted):
             done(result, error)
 
@@ -60,7 +64,7 @@ def finish(steps: Steps[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def in_order(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[T | None]:
+def in_order(items: Sequence[T], key: "Callable[[T], SupportsRichComparison]") -> Iterator[T | None]:
     """Sorted, without the time that sorting a hundred thousand takes at once. None among them is a pause and no item."""
     runs = []
     for start in range(0, len(items), SORTED_AT_ONCE):
@@ -76,7 +80,7 @@ class Slices:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._jobs: deque[tuple[Steps[Any], Promise[Any], Wanted]] = deque()
+        self._jobs: deque[Job] = deque()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -98,7 +102,7 @@ class Slices:
 
     def _turn(self) -> None:
         steps, finished, wanted = self._jobs.popleft()
-        end: tuple[Any, Exception | None] | None = (None, Unwanted())
+        end: tuple[object, Exception | None] | None = (None, Unwanted())
         if not wanted():
             steps.close()
         else:
@@ -110,7 +114,7 @@ class Slices:
         if end is not None:
             finished.done(*end)
 
-    def _slice(self, steps: Steps[Any]) -> tuple[Any, Exception | None] | None:
+    def _slice(self, steps: Steps[T]) -> tuple[T | None, Exception | None] | None:
         """Its result and error; None if there is more to do."""
         monotonic = self._scheduler.monotonic
         until = monotonic() + SLICE_US
@@ -134,7 +138,7 @@ class Elsewhere:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._line: deque[tuple[Callable[[], Any], Promise[Any], Wanted]] = deque()
+        self._line: deque[Work] = deque()
         self._running = 0
 
     def finish(self, work: Callable[[], T], wanted: Wanted = always) -> Promise[T]:
@@ -153,8 +157,8 @@ class Elsewhere:
             else:
                 finished.fail(Unwanted())
 
-    def _offload(self, work: Callable[[], Any], finished: Promise[Any]) -> None:
-        def worked(result: Any) -> None:
+    def _offload(self, work: Callable[[], T], finished: Promise[T]) -> None:
+        def worked(result: T | BaseException) -> None:
             self._running -= 1
             self._start()
             if isinstance(result, Exception):

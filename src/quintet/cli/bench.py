@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -18,6 +18,9 @@ from quintet.bench.targets import Target, schemes, target
 from quintet.bench.wire import BenchError
 from quintet.cli.terminal.output import echo
 from quintet.model import extras
+
+if TYPE_CHECKING:
+    from quintet.bench.run import Outcome
 
 SIZE_BYTES_MAX = 15 * 1024 * 1024
 STAMP_BYTES = 8  # a payload that is timed end to end carries the time it was due
@@ -30,8 +33,21 @@ DEFAULT_S = 10.0
 Progress = Callable[[int], None]
 
 
-def _options(function: Callable[..., None]) -> Callable[..., None]:
+class Shared(TypedDict):
     """The options all loads share."""
+
+    url: str
+    size: int
+    count: int | None
+    duration: float | None
+    rate: float | None
+    qos: int
+    topic: str
+    json_file: Path | None
+    picture: Path | None
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
     shared = [
         click.argument("url", envvar="QUINTET_URL", default="blipmq://:dev-key@127.0.0.1:5555"),
         click.option(
@@ -138,7 +154,12 @@ def pub(
             outcome = run.windows(
                 load, connections, in_flight // depth, depth, seconds, 0 if seconds else total, progress
             )
-    what = {"load": "pub", "connections": connections, "in_flight": in_flight if rate is None else None, "rate": rate}
+    what: dict[str, object] = {
+        "load": "pub",
+        "connections": connections,
+        "in_flight": in_flight if rate is None else None,
+        "rate": rate,
+    }
     _report(door, what | {"qos": qos}, outcome, json_file, picture)
 
 
@@ -175,7 +196,7 @@ def _flow(
 
 @bench.command()
 @_options
-def e2e(**options: Any) -> None:
+def e2e(**options: Unpack[Shared]) -> None:
     """One publisher to one subscriber, from the first write to the last delivery."""
     _flow(**options, subscribers=1, name="e2e")
 
@@ -183,9 +204,9 @@ def e2e(**options: Any) -> None:
 @bench.command()
 @_options
 @click.option("--subscribers", type=click.IntRange(1, CONNECTIONS_MAX), default=16, help="Subscribers of the topic.")
-def fanout(**options: Any) -> None:
+def fanout(subscribers: int, **options: Unpack[Shared]) -> None:
     """One publisher to many subscribers; the rate counts deliveries."""
-    _flow(**options, name="fanout")
+    _flow(**options, subscribers=subscribers, name="fanout")
 
 
 def _check_packages(picture: Path | None) -> None:
@@ -202,7 +223,9 @@ def list_doors() -> None:
         echo(f"{name:10} {door.example}")
 
 
-def _report(door: Target, what: dict[str, Any], outcome: Any, json_file: Path | None, picture: Path | None) -> None:
+def _report(
+    door: Target, what: dict[str, object], outcome: "Outcome", json_file: Path | None, picture: Path | None
+) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 import click
 from click.shell_completion import CompletionItem
 
-from quintet.cli.terminal.common import COMPLETION_S, wrong_usage
+from quintet.cli.terminal.common import COMPLETION_S, completions, wrong_usage
 from quintet.client.core import url as urls
 from quintet.client.core.errors import BadUrl
 from quintet.model.errors import QuintetError
@@ -83,10 +83,12 @@ def ask(url: str | None, use: "Callable[[FlightConnection], T]", seconds: str = 
         raise click.UsageError(f"{error}.") from error
 
 
-def complete(ctx: click.Context, use: "Callable[[FlightConnection], list[str]]", incomplete: str) -> Any:
+def complete(
+    ctx: click.Context, use: "Callable[[FlightConnection], list[str]]", incomplete: str
+) -> list[CompletionItem]:
     """Names from the broker, if one answers at once; a shell is no place for errors."""
     try:
         names = ask(ctx.params.get("url"), use, str(COMPLETION_S))
     except (QuintetError, OSError, click.UsageError):
         return []
-    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
+    return completions(names, incomplete)

@@ -10,7 +10,7 @@ import importlib
 import json
 import platform
 import sys
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except ImportError as error:
@@ -108,7 +108,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
 
 
-def versions() -> dict[str, Any]:
+def versions() -> dict[str, object]:
     """What a bug report needs."""
     from quintet import kernel
 

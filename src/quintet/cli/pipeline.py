@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 import msgspec
@@ -23,7 +23,9 @@ from quintet.cli.terminal.output import echo
 from quintet.model.errors import BadRequest, QuintetError
 
 if TYPE_CHECKING:
-    from quintet.flight.wire import Pipelines, PipelineStatus
+    from rich.status import Status
+
+    from quintet.flight.wire import PipelineReport, Pipelines, PipelineStatus
     from quintet.spark.pipelines.base import Result
     from quintet.spark.pipelines.running.runner import Screen
 
@@ -68,13 +70,13 @@ def list_pipelines(as_json: bool) -> None:
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
-def _complete_kind(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+def _complete_kind(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from quintet.spark.pipelines import PIPELINES, summary
 
     return [CompletionItem(name, help=summary(name)) for name in PIPELINES if name.startswith(incomplete)]
 
 
-def _complete_option(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+def _complete_option(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from quintet.spark import pipelines
     from quintet.spark.pipelines.running import arguments as given
 
@@ -112,7 +114,13 @@ def run(
     url: str | None,
     wants_help: bool,
     as_json: bool,
-    **more: Any,
+    master: str | None,
+    conf: dict[str, str],
+    name: str | None,
+    checkpoint: str | None,
+    trigger: str | None,
+    restarts: int | None,
+    verbose: bool,
 ) -> None:
     """Run a pipeline until it ends, or until Ctrl-C.
 
@@ -134,36 +142,18 @@ def run(
     if wants_help:
         _help(kind)
         return
-    sys.exit(_run(kind, options, config, url, as_json, **more))
-
-
-def _run(
-    kind: str,
-    words: tuple[str, ...],
-    config: Path | None,
-    url: str | None,
-    as_json: bool,
-    *,
-    master: str | None,
-    conf: dict[str, str],
-    name: str | None,
-    checkpoint: str | None,
-    trigger: str | None,
-    restarts: int | None,
-    verbose: bool,
-) -> int:
     from quintet.spark.sessions import start
 
     start.check_packages()
     from quintet.spark.pipelines.running import arguments as given
     from quintet.spark.pipelines.running import runner
 
-    found: dict[str, Any] = {**(given.file(config) if config else {}), **given.words(words)}
+    found: dict[str, object] = {**(given.file(config) if config else {}), **given.words(options)}
     found |= {"url": url} if url else {}
     found |= {"trigger": trigger} if trigger else {}
     if "url" not in found:  # credentials from the environment are used only for the broker that the environment names
         found = flight.access(None) | found
-    return runner.run(
+    code = runner.run(
         kind,
         found,
         name=name or "",
@@ -174,6 +164,7 @@ def _run(
         verbose=verbose,
         screen=_screen(as_json),
     )
+    sys.exit(code)
 
 
 def _help(kind: str) -> None:
@@ -198,7 +189,7 @@ def _screen(as_json: bool) -> "Screen":
 
     class CommandScreen(Screen):
         def __init__(self) -> None:
-            self._live: Any = None
+            self._live: Status | None = None
             self.every_s = LINE_S
             if sys.stderr.isatty():
                 from rich.console import Console
@@ -222,7 +213,7 @@ def _screen(as_json: bool) -> "Screen":
             else:
                 self._live.console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
-        def summary(self, report: Any, seconds: float) -> None:
+        def summary(self, report: "PipelineReport", seconds: float) -> None:
             if as_json:
                 say_json(msgspec.to_builtins(report) | {"seconds": round(seconds, 3)})
                 return
@@ -230,7 +221,7 @@ def _screen(as_json: bool) -> "Screen":
             what = f"{report.rows_in:,} rows in {report.batches:,} batch{'' if report.batches == 1 else 'es'}, {lasting(seconds)}, {rate:,.0f} rows/s"
             echo(f"{report.name}: {report.state}, {what}")
 
-        def result(self, result: Any) -> None:
+        def result(self, result: "Result") -> None:
             _say_result(result, as_json)
 
         def close(self) -> None:
@@ -280,7 +271,7 @@ def _field(value: object) -> str:
 # -- status and stop --------------------------------------------------------------------------------------------------
 
 
-def _complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+def _complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return flight.complete(
         ctx, lambda connection: [each.report.name for each in connection.pipelines().pipelines], incomplete
     )

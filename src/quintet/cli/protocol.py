@@ -7,7 +7,7 @@ same text, written there by `make docs`.
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -82,7 +82,7 @@ def _find(word: str) -> frames.Operation:
     raise click.UsageError(f"FlyMQ has no operation {word!r}: {hint}")
 
 
-def describe(operation: frames.Operation) -> dict[str, Any]:
+def describe(operation: frames.Operation) -> dict[str, object]:
     """One row of the table as plain data."""
     return {
         "code": operation.code,

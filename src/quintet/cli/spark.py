@@ -15,9 +15,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from quintet.cli import flight
 from quintet.cli.flight import conf_option, flight_url_option, master_option
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 LIMIT_ROWS: Final = 1_000  # of a table; --json and --csv have no limit unless --limit sets one
 
 
-def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return flight.complete(ctx, lambda connection: sorted(_topics(connection)), incomplete)
 
 
@@ -138,7 +139,7 @@ def _say_rows(frame: "DataFrame", limit: int | None, as_json: bool, as_csv: bool
         if len(rows) > most:
             echo(f"the first {most:,} rows; --limit N shows more, --json and --csv all", err=True)
         return
-    found: Iterable[Sequence[Any]] = (frame.limit(limit) if limit else frame).toLocalIterator()
+    found: Iterable[Sequence[object]] = (frame.limit(limit) if limit else frame).toLocalIterator()
     if as_json:
         for row in found:
             echo(json.dumps(_plain_fields(names, row), ensure_ascii=False))
@@ -150,7 +151,7 @@ def _say_rows(frame: "DataFrame", limit: int | None, as_json: bool, as_csv: bool
     sys.stdout.flush()
 
 
-def _cell(value: Any) -> object:
+def _cell(value: object) -> object:
     """For a table."""
     if isinstance(value, bytes | bytearray):
         return common.shown(bytes(value))
@@ -159,7 +160,7 @@ def _cell(value: Any) -> object:
     return "" if value is None else _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime | date):
@@ -168,7 +169,7 @@ def _text(value: Any) -> str:
     return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """As JSON can hold it. Within lists and structures bytes are text, or base64 behind `base64:`."""
     if isinstance(value, bytes | bytearray):
         try:
@@ -186,8 +187,8 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def _plain_fields(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _plain_fields(names: Sequence[str], row: Sequence[object]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, value in zip(names, row, strict=True):
         if isinstance(value, bytes | bytearray):
             found |= text_or_base64(name, bytes(value))

@@ -9,13 +9,14 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from quintet.client.core import url as urls
 from quintet.client.core.base import (
     Channel,
     Connector,
     FetchConnection,
+    Fields,
     RequestConnection,
     Setup,
     Silent,
@@ -146,7 +147,7 @@ class Bus:
             connection = await self._open().connection()
             await connection.barrier()
 
-    async def request(self, operation: str, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+    async def request(self, operation: str, *, timeout: float | None = None, **fields: object) -> Fields:
         """Any operation of a door that works by request and answer, by its name in the protocol's table, with its fields
         by theirs: `await bus.request("METADATA", topic="orders")`. The answer's fields, or the error it was refused with.
         """
@@ -214,7 +215,7 @@ class Bus:
         """What has an operation of its own: later, or with a schema."""
         if sum(option is not None for option in (ttl, delay, schema)) > 1:
             raise Unsupported("a message has one of ttl=, delay= and schema=", hint="FlyMQ has no operation for two")
-        fields: dict[str, Any] = {"topic": topic, "data": data, "key": key_bytes(key) or b""}
+        fields: Fields = {"topic": topic, "data": data, "key": key_bytes(key) or b""}
         fields["partition"] = ANY if partition is None else partition
         if schema is not None:
             answer = await self.request("PRODUCE_WITH_SCHEMA", timeout=timeout, schema=schema, **fields)
@@ -411,7 +412,7 @@ class Bus:
         """Up to `max` messages of a partition, from an offset on; `batch.next_offset` is where to go on. An empty batch
         comes at once, or after `wait` seconds if nothing was published meanwhile."""
         self._carries(fetch=topic)
-        fields: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset, "max": max}
+        fields: Fields = {"topic": topic, "partition": partition, "offset": offset, "max": max}
         if filter is not None:
             fields["filter"] = filter
         if wait:

@@ -12,7 +12,7 @@ import base64
 from collections.abc import Iterable
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from zlib import crc32
 
 from quintet.client.core.base import Channel, ClientConnection, Fields, RequestConnection, Setup, Silent, deadline
@@ -21,7 +21,7 @@ from quintet.client.core.message import log, to_bytes
 from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
-    from quintet.client.links.felix import FelixStream
+    from quintet.client.links.felix import FelixConnector, FelixStream
 
 LANES: Final = 4
 MANY_KEYS_MAX: Final = 1_000  # of one request
@@ -114,7 +114,7 @@ class Cache:
     def __init__(self, streams: CacheStreams, name: str) -> None:
         self._streams = streams
         self._name = name
-        door: Any = streams.setup.connector
+        door = cast("FelixConnector", streams.setup.connector)
         if name.count("/") not in (0, 2):
             raise BadName(f"{name!r} is no name of a cache", hint="a name without /, or TENANT/NAMESPACE/NAME")
         tenant, namespace, cache = door.names.scope(name)

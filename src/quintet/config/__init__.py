@@ -496,7 +496,7 @@ class Settings(Section):
 Origins = dict[tuple[str, ...], str]
 
 
-def _put(tree: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+def _put(tree: dict[str, object], path: tuple[str, ...], value: object) -> None:
     for name in path[:-1]:
         below = tree.get(name)
         if not isinstance(below, dict):
@@ -505,7 +505,7 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: object) -> None:
     tree[path[-1]] = value
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, object]:
     try:
         with file.open("rb") as opened:
             return tomllib.load(opened)
@@ -590,7 +590,7 @@ def settings_with(plugins: Plugins) -> type[Settings]:
     return create_model("Settings", __base__=Settings, __doc__=Settings.__doc__, listeners=field)
 
 
-def _apply_dev(tree: dict[str, Any], origins: Origins, kind: type[Settings]) -> None:
+def _apply_dev(tree: dict[str, object], origins: Origins, kind: type[Settings]) -> None:
     """The --dev preset: below everything that was given, besides the key and the user that are added to the others."""
     tree.setdefault("data", DEV_DATA)
     for name in ("data", "keys", "users"):
@@ -615,13 +615,13 @@ def _apply_dev(tree: dict[str, Any], origins: Origins, kind: type[Settings]) -> 
         known = [key.get("name") for key in keys if isinstance(key, dict)]
         for name, secret in ((DEV_NAME, DEV_BLIPMQ_KEY), (DEV_PEER, DEV_PEERBUS_TOKEN)):
             if name not in known:
-                tree["keys"] = [*tree["keys"], {"name": name, "key": secret}]
+                tree["keys"] = keys = [*keys, {"name": name, "key": secret}]
     users = tree.setdefault("users", [])
     if isinstance(users, list) and not any(isinstance(user, dict) and user.get("name") == DEV_USER for user in users):
         tree["users"] = [*users, {"name": DEV_USER, "password": DEV_PASSWORD, "roles": ["admin"]}]
 
 
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _leaves(tree: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value, (*path, name))

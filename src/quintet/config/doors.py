@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 from quintet.flight.section import FlightListener
 from quintet.model.errors import ConfigError
 from quintet.model.sections import Port, Section
-from quintet.protocols.door import Door
+from quintet.protocols.door import AnyDoor, Door
 from quintet.protocols.doors import DOORS, Doors
 from quintet.protocols.options import Listener
 
@@ -35,7 +35,7 @@ class _Listeners(Section):
         return options
 
 
-def _fields(doors: Sequence[Door[Any]]) -> dict[str, Any]:
+def _fields(doors: Sequence[AnyDoor]) -> dict[str, Any]:
     return {door.key: (door.options, Field(default=door.options(), description=door.about)) for door in doors}
 
 
@@ -63,16 +63,16 @@ else:
     Listeners.doors = DOORS
 
 
-def with_plugins(plugins: Sequence[Door[Any]]) -> type[Listeners]:
+def with_plugins(plugins: Sequence[AnyDoor]) -> type[Listeners]:
     """The listeners that come with Quintet, and these behind them."""
     made = create_model("Listeners", __base__=Listeners, __doc__=_Listeners.__doc__, **_fields(plugins))
     made.doors = (*DOORS, *plugins)
     return made
 
 
-def load_plugins(names: Sequence[str]) -> list[Door[Any]]:
+def load_plugins(names: Sequence[str]) -> list[AnyDoor]:
     """The doors of `plugins.doors`, each "module:NAME". ConfigError if one is not there, is no door, or its name is taken."""
-    found: list[Door[Any]] = []
+    found: list[AnyDoor] = []
     taken = {*Listeners.model_fields}
     for name in names:
         module, colon, attribute = name.partition(":")

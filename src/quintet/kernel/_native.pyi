@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from quintet.kernel.items import BlipItem, FastItem, FelixItem, FlyGroup, FlyItem
+from quintet.kernel.items import BlipItem, CacheEntry, FastItem, FelixItem, FelixReply, FlyGroup, FlyItem, QuicEvent
 
 # One column of headers for one record: ((name, value or None), ...)
 Header = tuple[bytes, bytes | None]
@@ -369,7 +369,7 @@ def felix_gets(
     data: Buffer,
     start: int,
     frame_bytes_max: int,
-    scopes: dict[bytes, dict[bytes, list[Any]]],
+    scopes: dict[bytes, dict[bytes, CacheEntry]],
     now: int,
     bytes_max: int,
     versions: bool,
@@ -412,7 +412,7 @@ def felix_publish(
     felix_split. With a key (at most 65,535 bytes) the frame has key_flag, 0x0040 or 0x0100, too. ValueError for over 2**20
     values or a payload over 32 MiB."""
 
-def felix_received(data: Buffer, start: int, frame_bytes_max: int) -> tuple[list[tuple[Any, ...]], int, int]:
+def felix_received(data: Buffer, start: int, frame_bytes_max: int) -> tuple[list[FelixReply], int, int]:
     """Split what a client reads: (items, consumed, fatal).
 
       (4, subscription_id or -1, base_offset or -1, [value, ...])  events: 0x0002, 0x0004, 0x0022 or 0x0024;
@@ -504,7 +504,7 @@ class QuicEndpoint:
         """As bound."""
     def fileno(self) -> int:
         """Readable while events wait."""
-    def take(self, bytes_max: int) -> list[tuple[Any, ...]]:
+    def take(self, bytes_max: int) -> list[QuicEvent]:
         """Events in order, until they carry about bytes_max of data (one DATA has at most 4 MiB). At most 8 MiB wait here;
         then no stream is read, and the peers' windows fill up."""
     def hold(self) -> None:

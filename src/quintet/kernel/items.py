@@ -4,7 +4,7 @@
 sessions gain, which unpack them into names at once.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 BlipPublish = tuple[Literal[3], int, bytes, bytearray, bytes]  # qos, topic, batch, ids
 BlipAcks = tuple[Literal[5], int, list[tuple[int, int]]]  # subscription, ranges of tags
@@ -31,4 +31,17 @@ FelixJson = tuple[Literal[0], bytes]  # payload
 FelixMalformed = tuple[Literal[2], int, int]  # error, request_id
 FelixFlags = tuple[Literal[3], int, int]  # flags, request_id
 FelixPacked = tuple[Literal[4], int, bytes]  # flags, payload
+# An entry of a cache, as the broker keeps it and kernel.felix_gets reads it: value, expires in microseconds since 1970 (0:
+# never), whether it was used since the hand of SIEVE passed, version. It is a list because it changes where it is.
+CacheEntry = list[Any]
+# What a server sends a client.
+FelixEvents = tuple[Literal[4], int, int, list[bytes]]  # subscription or -1, base offset or -1, values
+FelixKeyedEvents = tuple[Literal[4], int, int, list[bytes], list[bytes | None]]  # the same, and their keys
+FelixAck = tuple[Literal[0x10], int, int, str]  # status, request_id, message
+FelixPackedEvents = tuple[Literal[0x40], int, bytes]  # flags, payload
+FelixReply = FelixEvents | FelixKeyedEvents | FelixAck | FelixJson | FelixPackedEvents
 FelixItem = FelixBatch | FelixKeyed | FelixJson | FelixMalformed | FelixFlags | FelixPacked
+
+QuicEvent = tuple[Any, ...]  # kind, number of the connection, and what net/quic_events.py says of the kind
+# As a socket gives it: two parts, or four of IPv6. The last is what Python says where it was built without IPv6.
+SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]

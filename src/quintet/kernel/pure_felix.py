@@ -8,7 +8,7 @@ import struct
 from binascii import b2a_base64
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import KEYS, Layout, Records, data_end, fresh_head, head_of, ints, locate, pack, view_of
@@ -53,7 +53,7 @@ NO_REQUEST = -1
 MAX_EVENTS = 64
 MAX_EVENTS_BYTES = 64 * 1024
 
-Item = tuple[Any, ...]
+Item = tuple[object, ...]
 
 
 def _bounds(view: memoryview, start: int, frame_bytes_max: int) -> None:

@@ -7,9 +7,10 @@ no clock, and nothing of a cache but the entries that are handed in.
 import json
 import re
 from binascii import b2a_base64
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quintet.kernel.buffer import Buffer
+from quintet.kernel.items import CacheEntry
 from quintet.kernel.pure_batch import view_of
 from quintet.kernel.pure_blip import MAX_U64
 from quintet.kernel.pure_felix import HEADER_BYTES, frame, frame_fits, next_frame
@@ -30,7 +31,7 @@ MAX_U64_DIGITS = 20
 # The places of an entry.
 VALUE, EXPIRES, USED, ENTRY_VERSION = range(4)
 
-Entries = dict[bytes, list[Any]]
+Entries = dict[bytes, CacheEntry]
 
 
 class Get(NamedTuple):

@@ -7,9 +7,10 @@ kernel for more at once, `json_fault`, and hands its bound to that.
 
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 from quintet import kernel
+from quintet.model.json_value import Json, JsonObject
 
 
 class NotStrictJson(ValueError):
@@ -52,7 +53,7 @@ class StrictJson:
             object_pairs_hook=_members, parse_int=parse_int, parse_float=_float, parse_constant=_constant
         ).decode
 
-    def read(self, data: bytes) -> object:
+    def read(self, data: bytes) -> Json:
         """The value. NotStrictJson says what is wrong; it may quote the text."""
         try:
             text = data.decode()
@@ -63,7 +64,7 @@ class StrictJson:
         if self._values_max is not None and (values := more_values(data, self._values_max)):
             raise NotStrictJson(f"it has up to {values} values, the limit is {self._values_max}")
         try:
-            value: object = self._decode(text)
+            value: Json = self._decode(text)
         except json.JSONDecodeError as error:
             raise NotStrictJson(
                 f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
@@ -77,7 +78,7 @@ class StrictJson:
         return value
 
 
-def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _members(pairs: list[tuple[str, Json]]) -> JsonObject:
     members = dict(pairs)
     if len(members) != len(pairs):
         seen: set[str] = set()
@@ -95,7 +96,7 @@ def _float(text: str) -> float:
     return number
 
 
-def _constant(text: str) -> object:
+def _constant(text: str) -> NoReturn:
     raise NotStrictJson(f"{text} is not JSON")
 
 

@@ -17,18 +17,26 @@ the last reference to it. This is no place for anything that knows the log, a do
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 from quintet.model.errors import QuintetError
 from quintet.model.scheduler import Scheduler, raise_soon
 
 T = TypeVar("T")
 Done = Callable[[T | None, Exception | None], None]
-Verb = Coroutine["Promise[Any]", None, T]  # what an `async def` of the broker makes
+Verb = Coroutine["Promise[object]", None, T]  # what an `async def` of the broker makes
 
-_PENDING: Final[Any] = object()
+
+class _State(Enum):
+    """What stands in the place of a result that is not there."""
+
+    PENDING = 0
+
+
+_PENDING: Final = _State.PENDING
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
@@ -49,7 +57,7 @@ class Promise(Generic[T]):
     __slots__ = ("__weakref__", "_error", "_result", "_waiting")
 
     def __init__(self) -> None:
-        self._result: Any = _PENDING
+        self._result: T | _State | None = _PENDING
         self._error: Exception | None = None
         self._waiting: list[Done[T]] = []
 
@@ -90,7 +98,7 @@ class Promise(Generic[T]):
         else:
             done(self._result, None)
 
-    def __await__(self) -> Generator["Promise[Any]", None, T]:
+    def __await__(self) -> Generator["Promise[T]", None, T]:
         if self._result is _PENDING and self._error is None:
             yield self
         if self._error is not None:

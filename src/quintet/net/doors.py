@@ -13,7 +13,6 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from quintet.broker.core import Broker
 from quintet.model.errors import ConfigError
@@ -29,10 +28,10 @@ from quintet.net.tls import load_into, server_context
 from quintet.net.turns import Turns
 from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.base import Session, StreamSession
-from quintet.protocols.door import Door, MakeSession
+from quintet.protocols.door import AnyDoor, MakeSession, Options
 
-LimitsOf = Callable[[str, Any], ListenerOptions]
-OptionsOf = Callable[[Door[Any]], Any]
+LimitsOf = Callable[[str, Options], ListenerOptions]
+OptionsOf = Callable[[AnyDoor], Options]
 
 
 class OpenDoors:
@@ -58,9 +57,9 @@ class OpenDoors:
         self._turns = turns
         self._folder = folder
         self._contexts: dict[str, ssl.SSLContext] = {}
-        self._doors: dict[str, Door[Any]] = {}
+        self._doors: dict[str, AnyDoor] = {}
 
-    async def open(self, door: Door[Any], options: Any) -> None:
+    async def open(self, door: AnyDoor, options: Options) -> None:
         """Listen for this door; OSError or ConfigError if that cannot be."""
         if door.transport == "quic" and not self._has_quic(door):
             return
@@ -78,7 +77,7 @@ class OpenDoors:
     def _address(self, name: str) -> str:
         return self.listeners[name].address if name in self.listeners else ""
 
-    def _tcp(self, door: Door[Any], options: Any, make: MakeSession) -> Listener:
+    def _tcp(self, door: AnyDoor, options: Options, make: MakeSession) -> Listener:
         if options.tls_cert is not None and options.tls_key is not None:
             self._contexts[door.name] = server_context(options.tls_cert, options.tls_key, options.tls_client_ca)
         session = partial(self._session, name=door.name, make=make)
@@ -103,7 +102,7 @@ class OpenDoors:
 
     # -- QUIC ------------------------------------------------------------------------------------------------------
 
-    def _has_quic(self, door: Door[Any]) -> bool:
+    def _has_quic(self, door: AnyDoor) -> bool:
         try:
             endpoint_class()
         except ImportError as error:
@@ -114,7 +113,7 @@ class OpenDoors:
             return False
         return True
 
-    def _quic(self, door: Door[Any], options: Any, make: MakeSession) -> QuicListener:
+    def _quic(self, door: AnyDoor, options: Options, make: MakeSession) -> QuicListener:
         session = partial(self._stream_session, name=door.name, make=make)
         limits = self._limits_of(door.name, options)
         identity = self._identity(door, options)
@@ -124,7 +123,7 @@ class OpenDoors:
         made: StreamSession = make(stream, stream.peer, self._address(name))
         return made
 
-    def _identity(self, door: Door[Any], options: Any) -> Identity:
+    def _identity(self, door: AnyDoor, options: Options) -> Identity:
         """Certificate, key and authorities of clients in PEM; made by the door itself where none is configured."""
         if options.tls_cert is None or options.tls_key is None:
             made = development_certificate(self._folder, options.certificate_names)

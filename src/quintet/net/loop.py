@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 DISK_THREADS = 4
 
-Job = tuple[Callable[[], Any], Callable[[Any], None]]
+Job = tuple[Callable[[], object], Callable[[Any], None]]  # the work, and who is told what it returned or raised
 
 
 class LoopScheduler:
@@ -98,7 +98,6 @@ class LoopScheduler:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             work, done = job
-            result: Any
             try:
                 result = work()
             except BaseException as error:  # handed to the loop, which knows what it means

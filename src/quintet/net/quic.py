@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from quintet.kernel.items import QuicEvent
 from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
@@ -186,7 +187,7 @@ class QuicConnection:
 
     # -- for the listener ------------------------------------------------------------------------------------------
 
-    def event(self, kind: int, number: int, event: tuple[Any, ...]) -> None:
+    def event(self, kind: int, number: int, event: QuicEvent) -> None:
         """DATA, WRITABLE, STOPPED, RESET or SENT of one stream."""
         if kind == DATA:
             stream = self._streams.get(number)
@@ -420,7 +421,7 @@ class QuicListener:
                 self._scheduler.run_gathered()  # what needs no disk is answered in the same turn
             self._flush()
 
-    def _event(self, event: tuple[Any, ...]) -> None:
+    def _event(self, event: QuicEvent) -> None:
         kind, number = event[0], event[1]
         if kind == CONNECTED:
             self._opened(QuicConnection(self, number, event[2]))

@@ -5,9 +5,11 @@ driven the same way: when `fileno` is readable, `take` the events; between `hold
 turn of the loop is answered as a whole. No decision about a connection lives here.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from quintet import kernel
+from quintet.kernel.items import QuicEvent
 
 
 class Endpoint(Protocol):
@@ -16,7 +18,7 @@ class Endpoint(Protocol):
     @property
     def address(self) -> tuple[str, int]: ...
     def fileno(self) -> int: ...
-    def take(self, bytes_max: int) -> list[tuple[Any, ...]]: ...
+    def take(self, bytes_max: int) -> list[QuicEvent]: ...
     def hold(self) -> None: ...
     def flush(self) -> None: ...
     def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int: ...
@@ -33,9 +35,9 @@ class Endpoint(Protocol):
     def close(self) -> None: ...
 
 
-def endpoint_class() -> Any:
+def endpoint_class() -> Callable[..., Endpoint]:
     """The kernel's endpoint, or its twin. Without either: an ImportError that says what to install."""
-    native = getattr(kernel, "QuicEndpoint", None)
+    native: Callable[..., Endpoint] | None = getattr(kernel, "QuicEndpoint", None)
     if native is not None:
         return native
     try:
@@ -49,5 +51,4 @@ def endpoint_class() -> Any:
 
 def make_endpoint(host: str, port: int, certificate: bytes, key: bytes, client_ca: bytes, **options: int) -> Endpoint:
     """Bound and serving. OSError: it cannot be bound; ValueError: what is wrong with the certificate."""
-    made: Endpoint = endpoint_class()(host, port, certificate=certificate, key=key, client_ca=client_ca, **options)
-    return made
+    return endpoint_class()(host, port, certificate=certificate, key=key, client_ca=client_ca, **options)

@@ -3,29 +3,30 @@
 Pinned by the locks; `tests/net/` runs all of it. No socket and no loop lives here.
 """
 
-from typing import Any
-
 from aioquic.quic import events
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.connection import TRANSPORT_CLOSE_FRAME_CAPACITY, QuicConnection
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicFrameType, QuicHeader, QuicPacketType
 from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStream
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 
 class Engine(QuicConnection):
     """aioquic's connection, with limits that rise only when the reader took something."""
 
-    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+    def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
         seen, stream.receiver.highest_offset = stream.receiver.highest_offset, 0  # hides why aioquic would raise it
         try:
             super()._write_stream_limits(builder=builder, space=space, stream=stream)
         finally:
             stream.receiver.highest_offset = seen
 
-    def _write_connection_limits(self, builder: Any, space: Any) -> None:
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         limit = self._local_max_data
         seen, limit.used = limit.used, 0
         try:
@@ -91,7 +92,7 @@ def certificates(text: bytes) -> list[x509.Certificate]:
     return found
 
 
-def private_key(text: bytes) -> Any:
+def private_key(text: bytes) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(text, password=None)
     except (ValueError, TypeError) as error:

@@ -18,7 +18,6 @@ import os
 import socket
 from collections import deque
 from functools import partial
-from typing import Any
 
 from aioquic._buffer import Buffer
 from aioquic.quic import events
@@ -33,9 +32,11 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
+from quintet.kernel.items import QuicEvent as Event
+from quintet.kernel.items import SocketAddress as Address
 from quintet.net.quic_engine import Engine, certificates, private_key, refusal
 from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, STOPPED
-from quintet.net.quic_twin_streams import EngineConnection, Event, Flow, StreamQueues
+from quintet.net.quic_twin_streams import EngineConnection, Flow, StreamQueues
 
 logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic logs here what the event CLOSED says too
 
@@ -44,8 +45,6 @@ DATAGRAMS_PER_READ = 64  # of one wake-up; then other work of the loop has its t
 DATAGRAM_BYTES_MAX = 65_535
 SOCKET_BUFFER_BYTES = 4 * 1024 * 1024  # asked for; the system gives what it allows
 REASON_BYTES_MAX = 256  # of a CONNECTION_CLOSE
-
-Address = tuple[Any, ...]  # as the socket gives it: two parts, or four for IPv6
 
 
 class QuicEndpoint:

@@ -8,12 +8,10 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
+from quintet.kernel.items import QuicEvent as Event
 from quintet.net.quic_engine import Engine
 from quintet.net.quic_events import DATA, SENT, WRITABLE
-
-Event = tuple[Any, ...]
 
 
 class Flow:

@@ -5,7 +5,7 @@ sections of the configuration, the listeners, the check of rights, metrics, heal
 the row. A door says how sessions are made; sockets, TLS, QUIC and WebSocket frames are net/'s.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -57,7 +57,7 @@ class Door(Generic[O]):
     """What its section is, in a sentence."""
     options: type[O]
     """Its section. Every field has a default and a description with its unit; the default of `port` is its port."""
-    operations: Collection[Any]
+    operations: Collection[Hashable]
     rights: Mapping[Any, str]
     """Operation -> a word of model/rights.py. No door opens while an operation of any of them has none."""
     open: Callable[["Broker", O], MakeSession]
@@ -89,3 +89,7 @@ class Door(Generic[O]):
     def check(self) -> None:
         """ConfigError if its table of rights is not whole."""
         check_rights(self.name, self.operations, self.rights)
+
+
+AnyDoor = Door[Any]
+Options = Any  # the section of such a door: an object of its `options`, with the members that its transport asks for

@@ -4,22 +4,22 @@ Arrow Flight and admin are no rows: they stand above net/ and have neither sessi
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from quintet.protocols.blipmq.door import BLIPMQ
-from quintet.protocols.door import Door
+from quintet.protocols.door import AnyDoor
 from quintet.protocols.fast.door import FAST
 from quintet.protocols.felix.door import FELIX
 from quintet.protocols.flymq.door import FLYMQ, FLYMQ_SDK
 from quintet.protocols.peerbus.door import PEERBUS, PEERBUS_TCP
 
-Doors = tuple[Door[Any], ...]
+Doors = tuple[AnyDoor, ...]
 
 DOORS: Final[Doors] = (BLIPMQ, FLYMQ, FLYMQ_SDK, FAST, PEERBUS, PEERBUS_TCP, FELIX)
 PROTOCOLS: Final = tuple(dict.fromkeys(door.protocol for door in DOORS))
 FLIGHT: Final = "flight"
 
 
-def origins(doors: Iterable[Door[Any]] = DOORS) -> frozenset[str]:
+def origins(doors: Iterable[AnyDoor] = DOORS) -> frozenset[str]:
     """What the origin of a record that came by one of these doors begins with; by Flight, too."""
     return frozenset({FLIGHT, *(door.protocol for door in doors)})

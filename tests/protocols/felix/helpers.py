@@ -118,6 +118,22 @@ def ack_of(flags: int, payload: bytes) -> tuple[Any, ...]:
     return (status, id, text, *struct.unpack(">HB" if flags & frames.ACK_CODE else ">Q", rest))
 
 
+REPLIES = codec.decoders((
+    codec.AuthOk, codec.Subscribed, codec.Hello, codec.Event, codec.EventBatch, codec.CacheValue, codec.CacheOk,
+    codec.PublishOk, codec.PublishError, codec.Ok, codec.Error, codec.CursorError, codec.CacheConflict, codec.CacheNumber,
+    codec.CacheValues, codec.CacheEvent, codec.Lagged,
+))  # fmt: skip
+FEATURED_REPLIES = codec.decoders((
+    features.StreamShardsView, features.CacheShardsView, features.CounterValue, features.CacheConditionResult,
+    features.CacheWatchStarted, features.CacheEvent, features.GroupRecords, features.Unsupported,
+))  # fmt: skip
+
+
+def decode_reply(payload: bytes, replies: codec.Decoders = REPLIES) -> Any:
+    """A server's message, or BadRequest."""
+    return codec.decode_by(payload, replies)
+
+
 def decoded(data: bytes) -> list[Any]:
     """Frames of a server: JSON as messages (those of features.py, too), events as (base offset or -1, values), with keys those too, acks as (status, id,
     text), with the offset or with code and retry behind."""
@@ -131,9 +147,9 @@ def decoded(data: bytes) -> list[Any]:
     for item in items:
         if item[0] == 0:
             try:
-                found.append(codec.decode_reply(item[1]))
+                found.append(decode_reply(item[1]))
             except BadRequest:
-                found.append(features.decode_reply(item[1]))
+                found.append(decode_reply(item[1], FEATURED_REPLIES))
         elif item[0] == frames.ACK:
             found.append(item[1:])
         elif item[0] == frames.EVENTS:

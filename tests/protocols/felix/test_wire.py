@@ -10,6 +10,7 @@ from quintet import kernel
 from quintet.model.errors import BadName, BadRequest
 from quintet.model.rights import check_rights
 from quintet.protocols.felix import codec, errors, features, frames
+from tests.protocols.felix.helpers import FEATURED_REPLIES, REPLIES, decode_reply
 
 FOLDER = Path(__file__).parents[2] / "vectors" / "felix"
 LISTS = ("more", "ours", "features")
@@ -42,11 +43,11 @@ def test_json_is_byte_identical_both_ways(vector: dict[str, Any]) -> None:
     assert payload == vector["payload_json"].encode()
     assert codec.frame(payload) == whole
     kind = json.loads(payload)["type"]
-    words: Any = features if vector in FEATURED else codec
+    featured = vector in FEATURED
     if kind not in frames.REQUESTS:
-        message = words.decode_reply(payload)
+        message = decode_reply(payload, FEATURED_REPLIES if featured else REPLIES)
     else:
-        message = features.decode(payload) if words is features else codec.decode(payload, extended=True)
+        message = codec.decode_by(payload, features.requests if featured else codec.extended_too)
     assert codec.encode(message) == whole
     items, consumed, fatal = kernel.felix_split(whole, 0, frames.FRAME_BYTES_MAX, frames.BATCH, True, b"", 1)
     assert (items, consumed, fatal) == ([(frames.JSON_ITEM, payload)], len(whole), 0)
@@ -184,11 +185,11 @@ def test_frames_that_become_smaller_are_packed_and_others_not() -> None:
 
 def test_errors_never_say_more_than_they_may() -> None:
     dialect = frames.Dialect(False, frames.EXTENDED, ours=True)
-    assert codec.decode_reply(errors.encoded(RuntimeError("a secret"), dialect, 3)[12:]) == codec.Error(
+    assert decode_reply(errors.encoded(RuntimeError("a secret"), dialect, 3)[12:]) == codec.Error(
         request_id=3, message="internal error"
     )
     long = errors.encoded(BadRequest("é" * 4000), dialect, None)
-    assert len(codec.decode_reply(long[12:]).message.encode()) <= frames.TEXT_BYTES_MAX
+    assert len(decode_reply(long[12:]).message.encode()) <= frames.TEXT_BYTES_MAX
 
 
 def test_runs_of_batches_are_cut_where_another_kind_begins() -> None:

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast
+from typing import ClassVar, Final, cast
 
 import msgspec
 
@@ -100,13 +100,13 @@ class DeadLetter:
     timestamp: int
     origin: bytes
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """What a list of them shows, by name, as a door writes it."""
         return {"id": self.id, "data": self.value or b"", "error": self.error or self.cause, "retries": self.attempts}
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """The rest."""
-        where = {"cause": self.cause, "partition": self.partition, "offset": max(self.offset, 0)}
+        where: dict[str, object] = {"cause": self.cause, "partition": self.partition, "offset": max(self.offset, 0)}
         return where | {"key": self.key or b"", "died_ms": self.last_us // 1000}
 
 

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -144,7 +144,7 @@ class Intents:
         self._scheduler = scheduler
         self._elsewhere = elsewhere
         self.report = report
-        self._effects: dict[str, tuple[type[Effect], Apply[Any]]] = {}
+        self._effects: dict[str, Callable[[bytes], Awaitable[None]]] = {}  # by kind, of its payload
         self._emptied: Callable[[Sequence[str]], None] = _nobody
         self._running: dict[int, _Running] = {}
         self._asked: dict[str, _Running] = {}  # by token, until it is written
@@ -159,7 +159,7 @@ class Intents:
     def on_effect(self, kind: type[E], apply: Apply[E]) -> None:
         """Who applies effects of this type: any number of times, with the same result as once. It appends on every call,
         also when memory already shows the result: the call before may have been refused."""
-        self._effects[kind.kind] = (kind, apply)
+        self._effects[kind.kind] = lambda payload: apply(kind.from_payload(payload))
 
     def on_emptied(self, call: Callable[[Sequence[str]], None]) -> None:
         """What is told of stages from which everything was carried over; some may be told of more than once."""
@@ -359,13 +359,12 @@ class Intents:
     async def _apply(self, running: _Running, kind: str, payload: bytes) -> None:
         while True:
             try:
-                known = self._effects.get(kind)
-                if known is None:
+                apply = self._effects.get(kind)
+                if apply is None:
                     raise CorruptData(
                         f"intent {running.number}: nothing here knows effect {kind!r}: use a newer Quintet"
                     )
-                effect, apply = known
-                return await apply(effect.from_payload(payload))
+                return await apply(payload)
             except Exception as error:
                 await self._wait_again(running, error)
 

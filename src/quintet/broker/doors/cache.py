@@ -22,12 +22,13 @@ from functools import partial
 from typing import Final
 
 from quintet import kernel
-from quintet.broker.doors.cache_memory import EXPIRES, USED, VALUE, VERSION, Deadlines, Entry, Largest, Sieve, cost
+from quintet.broker.doors.cache_memory import EXPIRES, USED, VALUE, VERSION, Deadlines, Largest, Sieve, cost
 from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.tenants import Tenants
 from quintet.broker.sections import CacheSection
 from quintet.broker.table import Done
 from quintet.broker.topics.catalog import CACHE_PREFIX, CacheTopic, Topic, Topics
+from quintet.kernel.items import CacheEntry as Entry
 from quintet.model.batch import Header
 from quintet.model.errors import BadName, BadRequest, LimitExceeded, QuintetError, TooLarge, VersionConflict
 from quintet.model.scheduler import Scheduler

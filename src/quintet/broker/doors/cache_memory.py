@@ -12,7 +12,9 @@ hand comes to it, so every step is one pop or one append, and no call ever looks
 from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+from quintet.kernel.items import CacheEntry
 
 OVERHEAD_BYTES: Final = 200  # counted for each key beside its own bytes and those of its value
 LOOKS_MAX: Final = 64  # used keys the hand spares in one eviction; then the next one goes, used or not
@@ -20,8 +22,7 @@ GHOSTS_SLACK: Final = 1_024  # deleted keys that may stay in the queue beside as
 TIDY_STEPS: Final = 4  # per deletion or new deadline, while there are too many ghosts
 CHOOSE_EVERY: Final = 64  # evictions until the largest is looked for again
 
-# [value, expires in microseconds since 1970 (0: never), used since the hand passed, version]
-Entry = list[Any]
+# The places in an entry.
 VALUE: Final = 0
 EXPIRES: Final = 1
 USED: Final = 2
@@ -38,7 +39,7 @@ class Sieve:
 
     __slots__ = ("_ahead", "_behind", "_entries", "_ghosts")
 
-    def __init__(self, entries: dict[bytes, Entry]) -> None:
+    def __init__(self, entries: dict[bytes, CacheEntry]) -> None:
         self._entries = entries
         self._ahead: deque[bytes] = deque()
         self._behind: deque[bytes] = deque()

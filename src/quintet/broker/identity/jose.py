@@ -10,10 +10,11 @@ import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from quintet.broker.identity.access import check_user_name
 from quintet.model.errors import AuthError, BadName, BadRequest
+from quintet.model.json_value import JsonObject
 from quintet.model.strict_json import NotStrictJson, StrictJson
 
 SECOND: Final = 1_000_000  # microseconds
@@ -90,7 +91,7 @@ def spelled(data: bytes) -> bytes:
     return urlsafe_b64encode(data).rstrip(b"=")
 
 
-def decoded(part: bytes, rule: str) -> dict[str, Any]:
+def decoded(part: bytes, rule: str) -> JsonObject:
     """The JSON object in a part, or a refusal by `rule`."""
     found = json_object(bytes_of(part))
     if found is None:
@@ -106,15 +107,17 @@ def says_unsigned(algorithm: object) -> bool:
     return algorithm is None or (type(algorithm) is str and algorithm.strip().lower() in ("", "none"))
 
 
-def check_header_fields(header: Mapping[str, Any]) -> None:
-    """All of a header but its algorithm."""
+def check_header_fields(header: JsonObject) -> str:
+    """All of a header but its algorithm; returns its kid, "" if it has none."""
     if not HEADER_FIELDS.issuperset(header):
         refuse("header field")
     typ = header.get("typ", "JWT")
     if type(typ) is not str or typ.upper() != "JWT" or not typ.isascii():
         refuse("typ")
-    if type(header.get("kid", "")) is not str:
+    kid = header.get("kid", "")
+    if type(kid) is not str:
         refuse("kid")
+    return kid
 
 
 def subject(value: object) -> str:
@@ -126,17 +129,17 @@ def subject(value: object) -> str:
         refuse("sub")
 
 
-def seconds(claims: Mapping[str, Any], name: str) -> int | None:
+def seconds(claims: JsonObject, name: str) -> int | None:
     """The time of a claim in whole microseconds. RFC 7519, 2: a number of seconds, fractions allowed."""
     if name not in claims:
         return None
     value = claims[name]
-    if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:  # True is an int, too, but not of this type
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
         refuse(name)
     return int(value * SECOND)
 
 
-def check_party(claims: Mapping[str, Any], issuer: str, audience: str) -> None:
+def check_party(claims: JsonObject, issuer: str, audience: str) -> None:
     """Who made the token, and for whom; what is empty is not looked at."""
     if issuer and claims.get("iss") != issuer:
         refuse("iss")
@@ -175,16 +178,16 @@ def _int(text: str) -> int:
 _read: Final = StrictJson(JSON_DEPTH_MAX, parse_int=_int, half_pairs=True).read
 
 
-def json_object(data: bytes) -> dict[str, Any] | None:
+def json_object(data: bytes) -> JsonObject | None:
     """The one object this JSON text is, with each key once; None if it is anything else."""
     try:
         found = _read(data)
     except NotStrictJson:  # its text repeats the input
         return None
-    return found if type(found) is dict else None
+    return found if isinstance(found, dict) else None
 
 
-def json_text(value: Mapping[str, Any], errors: str = "strict") -> bytes:
+def json_text(value: Mapping[str, object], errors: str = "strict") -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors=errors)
     except (TypeError, ValueError, RecursionError):

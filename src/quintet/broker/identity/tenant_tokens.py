@@ -28,7 +28,7 @@ repeats nothing of the token. The clock is a parameter, and files are read elsew
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from quintet.broker.identity import jose
 from quintet.broker.identity.tokens import HASHES, LEEWAY_US_DEFAULT, SIGNATURE_BYTES, prepared_secret
 from quintet.model.errors import ConfigError, TooLarge
+from quintet.model.json_value import JsonObject
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
 TENANT_BYTES_MAX: Final = 200
@@ -309,19 +310,19 @@ class TenantTokens:
         self._remember(token, claims)
         return claims
 
-    def opened(self, token: bytes) -> dict[str, Any]:
+    def opened(self, token: bytes) -> JsonObject:
         """The claims of a token whose signature is right in the ring of its tenant; else AuthError with the rule."""
         header_part, claims_part, signature_part = jose.split(token, TOKEN_BYTES_MAX)
         header = jose.decoded(header_part, "header json")
-        check_tenant_header(header)
+        named, kid = check_tenant_header(header)
         claims = jose.decoded(claims_part, "claims json")
         tenant = check_tenant(claims.get("tid"))
         ring = self._rings.get(tenant, self._rings[""])
-        algorithm = _algorithm(header["alg"], ring)
+        algorithm = _algorithm(named, ring)
         signed = token[: len(header_part) + 1 + len(claims_part)]
         signature = jose.bytes_of(signature_part)
         if algorithm == EDDSA:
-            _check_eddsa(signed, signature, header.get("kid", ""), ring)
+            _check_eddsa(signed, signature, kid, ring)
         else:
             _check_hs256(signed, signature, ring)
         return claims
@@ -339,12 +340,12 @@ def _loaded(keys: tuple[TenantKey, ...]) -> tuple[tuple[str, Ed25519PublicKey], 
     return tuple((key.kid, Ed25519PublicKey.from_public_bytes(key.public)) for key in keys)
 
 
-def check_tenant_header(header: Mapping[str, Any]) -> None:
-    """What can be said of a header before its tenant is known."""
+def check_tenant_header(header: JsonObject) -> tuple[str, str]:
+    """The algorithm and the kid of a header, as far as they can be checked before the tenant is known."""
     algorithm = header.get("alg")
     if type(algorithm) is not str or algorithm not in (EDDSA, HS256):
         refuse("unsigned" if jose.says_unsigned(algorithm) else "algorithm")
-    jose.check_header_fields(header)
+    return algorithm, jose.check_header_fields(header)
 
 
 def _algorithm(named: str, ring: _Ring) -> str:
@@ -389,7 +390,7 @@ def check_tenant(value: object) -> str:
     return value
 
 
-def check_tenant_claims(claims: Mapping[str, Any], options: TenantTokenOptions, now: int) -> TenantClaims:
+def check_tenant_claims(claims: JsonObject, options: TenantTokenOptions, now: int) -> TenantClaims:
     """The claims, if they follow the rules at `now`; the signature is not looked at here."""
     subject, tenant = jose.subject(claims.get("sub")), check_tenant(claims.get("tid"))
     permissions = _permissions(claims.get("perms", []))
@@ -413,7 +414,7 @@ def _permissions(value: object) -> tuple[str, ...]:
 # -- making -----------------------------------------------------------------------------------------------------------
 
 
-def mint_tenant(claims: Mapping[str, Any], algorithm: str, sign: Callable[[bytes], bytes], kid: str = "") -> bytes:
+def mint_tenant(claims: Mapping[str, object], algorithm: str, sign: Callable[[bytes], bytes], kid: str = "") -> bytes:
     """A token with these claims in this order; `sign` gives the signature of what is signed. TooLarge if no broker would
     take it, BadRequest for claims that JSON cannot hold."""
     header = {"alg": algorithm, "typ": "JWT"} | ({"kid": kid} if kid else {})

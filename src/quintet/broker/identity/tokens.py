@@ -22,7 +22,7 @@ a parameter. Nothing here logs, and no error repeats a part of a token.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from jwt.algorithms import HMACAlgorithm
 from jwt.exceptions import InvalidKeyError
@@ -30,6 +30,7 @@ from jwt.exceptions import InvalidKeyError
 from quintet.broker.identity import jose
 from quintet.broker.identity.jose import SECOND
 from quintet.model.errors import ConfigError, TooLarge
+from quintet.model.json_value import JsonObject
 
 TOKEN_BYTES_MAX: Final = 255  # its length is one byte in the packets of Fast
 QUEUE_KEY_BYTES_MAX: Final = 255
@@ -140,7 +141,7 @@ class Tokens:
         the answer may be remembered."""
         return check_claims(self.opened(token), self.options, now)
 
-    def opened(self, token: bytes) -> dict[str, Any]:
+    def opened(self, token: bytes) -> JsonObject:
         """The claims of a token whose signature is right, whatever they are; else AuthError with the rule."""
         options = self.options
         if not options.secrets:
@@ -161,7 +162,7 @@ def _check_signature(signed: bytes, signature: bytes, algorithm: str, keys: tupl
         refuse("signature")
 
 
-def check_header(header: Mapping[str, Any], algorithms: tuple[str, ...]) -> str:
+def check_header(header: JsonObject, algorithms: tuple[str, ...]) -> str:
     """The algorithm of a token whose header follows the rules."""
     algorithm = header.get("alg")
     if algorithm not in algorithms or type(algorithm) is not str:
@@ -170,7 +171,7 @@ def check_header(header: Mapping[str, Any], algorithms: tuple[str, ...]) -> str:
     return algorithm
 
 
-def check_claims(claims: Mapping[str, Any], options: TokenOptions, now: int) -> Claims:
+def check_claims(claims: JsonObject, options: TokenOptions, now: int) -> Claims:
     """The claims, if they follow the rules at `now`; the signature is not looked at here."""
     subject = jose.subject(claims["sub"]) if "sub" in claims else ""
     key = _queue_key(claims.get("queue_key"))
@@ -210,8 +211,8 @@ def _permissions(value: object) -> frozenset[str]:
 class Inspected:
     """What a token says of itself; nothing of it is verified. Sizes are bytes of JSON: a claim's name, value and comma."""
 
-    header: dict[str, Any]
-    claims: dict[str, Any]
+    header: JsonObject
+    claims: JsonObject
     sizes: dict[str, int]
     size: int
 
@@ -224,14 +225,14 @@ def inspect(token: bytes, bytes_max: int = 16 * 1024) -> Inspected:
     return Inspected(jose.decoded(header, "header json"), found, claim_sizes(found), len(token))
 
 
-def claim_sizes(claims: Mapping[str, Any]) -> dict[str, int]:
+def claim_sizes(claims: Mapping[str, object]) -> dict[str, int]:
     """Bytes of JSON that each claim takes: its name, its value and a comma."""
     return {name: len(jose.json_text({name: value}, "surrogatepass")) - 1 for name, value in claims.items()}
 
 
 def mint(
     secret: bytes,
-    claims: Mapping[str, Any],
+    claims: Mapping[str, object],
     algorithm: str = "HS256",
     *,
     typ: bool = True,

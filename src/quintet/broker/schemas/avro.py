@@ -14,9 +14,10 @@ bytes can claim. The walk here builds nothing. It is made of one function per ty
 A message must be used up to its last byte. Logical types are checked as the type beneath them.
 """
 
+import json
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Required, TypeAlias, TypedDict, cast
 
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
@@ -98,11 +99,37 @@ class Cursor:
 Walk = Callable[[Cursor], None]
 
 
+class AvroField(TypedDict, total=False):
+    """A field of a record."""
+
+    name: Required[str]
+    type: Required["AvroType"]
+    aliases: list[str]
+    default: object
+
+
+class AvroDefinition(TypedDict, total=False):
+    """A type in braces, as fastavro parsed it and _check_types has seen it. Which members it has, its `type` says."""
+
+    type: Required["AvroType"]
+    name: str
+    aliases: list[str]
+    default: object
+    fields: list[AvroField]
+    symbols: list[str]
+    size: int
+    items: "AvroType"
+    values: "AvroType"
+
+
+AvroType: TypeAlias = str | list["AvroType"] | AvroDefinition  # a name, a union, a definition
+
+
 class AvroSchema:
     """A compiled Avro schema. `schema` has full names; `named` finds its records, enums and fixed types."""
 
-    schema: Any
-    named: dict[str, dict[str, Any]]
+    schema: AvroType
+    named: dict[str, AvroDefinition]
 
     def __init__(self, definition: bytes) -> None:
         finish(self.build(definition))
@@ -114,13 +141,14 @@ class AvroSchema:
             text = b'"' + text + b'"'
         try:
             parsed = read_definition(text)
-            if parsed is None:
-                raise NotStrictJson('null is a type only as a string: "null"')
+            if not isinstance(parsed, str | list | dict):
+                raise NotStrictJson(f"a type is a string, an array or an object, not {json.dumps(parsed)}")
             yield
-            self.named = {}
-            self.schema = fastavro.parse_schema(cast(Any, parsed), self.named)
+            named: dict[str, dict[str, object]] = {}
+            schema = fastavro.parse_schema(parsed, named)
             yield
-            _check_types(self.schema)
+            _check_types(schema)
+            self.schema, self.named = cast(AvroType, schema), cast(dict[str, AvroDefinition], named)
         except (NotStrictJson, SchemaParseException) as error:
             raise SchemaInvalid(clip(f"the Avro schema is refused: {error}")) from error
         except UnknownType as error:
@@ -144,7 +172,7 @@ class AvroSchema:
         left = len(message) - cursor.position
         return [f"the message: {left} bytes are left after the last field"] if left else []
 
-    def _compile(self, schema: Any) -> Walk:
+    def _compile(self, schema: AvroType) -> Walk:
         if isinstance(schema, str):
             return _primitive(schema) if schema in PRIMITIVES else self._reference(schema)
         if isinstance(schema, list):
@@ -182,7 +210,7 @@ def compile_steps(definition: bytes) -> Steps[AvroSchema]:
     return made
 
 
-def _check_types(schema: Any) -> None:
+def _check_types(schema: object) -> None:
     """What the specification forbids and fastavro lets pass."""
     if isinstance(schema, list):
         kinds = [branch if isinstance(branch, str) else type_name(branch) for branch in schema]
@@ -220,7 +248,7 @@ def _check_types(schema: Any) -> None:
             _check_types(kind)
 
 
-def type_name(schema: Any) -> str:
+def type_name(schema: object) -> str:
     """What a union calls this type: its kind, or the full name of a named type."""
     if isinstance(schema, list):
         return "union"

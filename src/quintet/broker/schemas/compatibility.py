@@ -10,12 +10,10 @@ The answers are reasons; none means yes. They are conservative: what cannot be s
 in compatibility_json.py. Here are Avro, by the resolution rules of its specification, and Protobuf, by what the wire keeps.
 """
 
-from typing import Any
-
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from quintet.broker.schemas.avro import NAMED, AvroSchema, type_name
+from quintet.broker.schemas.avro import NAMED, AvroDefinition, AvroSchema, AvroType, type_name
 from quintet.broker.schemas.compatibility_json import Comparison as JsonComparison
 from quintet.broker.schemas.json_schema import JsonSchema
 from quintet.broker.schemas.protobuf import ProtobufSchema
@@ -91,7 +89,7 @@ class _Avro:
         except _TooMuch:
             self.reasons = [f"more than {COMPARISONS_MAX} pairs of types to compare: too much to be shown"]
 
-    def _compare(self, reader: Any, writer: Any, path: str) -> list[str]:
+    def _compare(self, reader: AvroType, writer: AvroType, path: str) -> list[str]:
         self._spend(1)
         reader, writer = self._plain(reader, self._reader_named), self._plain(writer, self._writer_named)
         if isinstance(writer, list):  # whatever branch was written must be readable
@@ -105,12 +103,12 @@ class _Avro:
             if written in PROMOTIONS.get(kind, ()):
                 return []
             return [f"{_at(path)}: {type_name(writer)} cannot be read as {type_name(reader)}"]
+        if isinstance(reader, str) or isinstance(writer, str):  # a primitive, and both the same
+            return []
         if kind == "array":
             return self._compare(reader["items"], writer["items"], f"{path}[]")
         if kind == "map":
             return self._compare(reader["values"], writer["values"], f"{path}{{}}")
-        if kind not in NAMED:
-            return []
         return self._named(reader, writer, path)
 
     def _spend(self, count: int) -> None:
@@ -118,13 +116,13 @@ class _Avro:
         if self._compared > COMPARISONS_MAX:
             raise _TooMuch
 
-    def _plain(self, schema: Any, named: dict[str, dict[str, Any]]) -> Any:
+    def _plain(self, schema: AvroType, named: dict[str, AvroDefinition]) -> AvroType:
         """Without its braces, if it is a primitive; the definition, if it is a name."""
         while isinstance(schema, dict) and schema["type"] not in NAMED and schema["type"] not in ("array", "map"):
             schema = schema["type"]
         return named.get(schema, schema) if isinstance(schema, str) else schema
 
-    def _named(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _named(self, reader: AvroDefinition, writer: AvroDefinition, path: str) -> list[str]:
         pair = (reader["name"], writer["name"])
         if pair in self._open:  # a recursive type: it is as compatible as the rest of it turns out to be
             return []
@@ -146,7 +144,7 @@ class _Avro:
         self._open.discard(pair)
         return found
 
-    def _fields(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _fields(self, reader: AvroDefinition, writer: AvroDefinition, path: str) -> list[str]:
         self._spend((len(reader["fields"]) + len(writer["fields"])) // NAMES_PER_COMPARISON)
         written = {field["name"]: field for field in writer["fields"]}
         found: list[str] = []
@@ -161,19 +159,19 @@ class _Avro:
         return found
 
 
-def _kind(schema: Any) -> str:
+def _kind(schema: AvroType) -> str:
     kind = schema["type"] if isinstance(schema, dict) else schema
     return "record" if kind == "error" else str(kind)
 
 
-def _same_name(reader: dict[str, Any], writer: dict[str, Any]) -> bool:
+def _same_name(reader: AvroDefinition, writer: AvroDefinition) -> bool:
     """By the name without its namespace, as the specification has it, or by one of the reader's aliases."""
     last = writer["name"].rpartition(".")[2]
     names = [reader["name"], *reader.get("aliases", [])]
     return any(name.rpartition(".")[2] == last for name in names)
 
 
-def _enum(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+def _enum(reader: AvroDefinition, writer: AvroDefinition, path: str) -> list[str]:
     if "default" in reader:
         return []
     known = set(reader["symbols"])

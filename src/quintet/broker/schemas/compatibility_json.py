@@ -22,9 +22,9 @@ unlisted properties: strictly, an open writer could have written anything there,
 
 import json
 import re
-from typing import Any
 
 from quintet.broker.schemas.references import REFERENCES, References
+from quintet.model.json_value import Json, JsonObject, list_of, object_of, texts_of
 
 COMPARISONS_MAX = 3_000  # pairs of subschemas looked at; about 10 us each
 NAMES_PER_COMPARISON = 20  # names of properties that cost as much as a pair
@@ -56,21 +56,21 @@ class _TooMuch(Exception):
 class Comparison:
     """One reader against one writer; `reasons` is the answer."""
 
-    def __init__(self, reader: object, writer: object) -> None:
+    def __init__(self, reader: Json, writer: Json) -> None:
         self._reader_references, self._writer_references = References(reader), References(writer)
         self._open: set[tuple[int, int]] = set()
         self._compared = 0
         self._value_sets: dict[int, frozenset[str]] = {}
         self._subsets: dict[tuple[int, int], bool] = {}
         # Schemas made of others, by what they are made of: a recursive pair must come up as the same two objects again.
-        self._made: dict[tuple[str, int, int], tuple[Any, Any, dict[str, Any]]] = {}
+        self._made: dict[tuple[str, int, int], tuple[Json, Json, JsonObject]] = {}
         self._kept: list[object] = []  # so that an id() stays theirs
         try:
             self.reasons = self._compare(reader, writer, "")
         except _TooMuch:
             self.reasons = [f"more than {COMPARISONS_MAX} pairs of subschemas to compare: too much to be shown"]
 
-    def _compare(self, reader: Any, writer: Any, path: str) -> list[str]:
+    def _compare(self, reader: Json, writer: Json, path: str) -> list[str]:
         self._spend(1)
         if reader is True or reader == {} or writer is False or reader is writer:
             return []
@@ -90,18 +90,18 @@ class Comparison:
         self._open.discard(pair)
         return found
 
-    def _resolve(self, schema: Any, references: References) -> Any:
+    def _resolve(self, schema: Json, references: References) -> Json:
         """A schema with its reference followed, and merged with what stands beside it."""
         for _ in range(REFERENCES_MAX):
-            reference = schema.get("$ref") if isinstance(schema, dict) else None
-            if not isinstance(reference, str):
+            reference = object_of(schema).get("$ref")
+            if not isinstance(schema, dict) or not isinstance(reference, str):
                 return schema
             beside = {
                 keyword: value for keyword, value in schema.items() if keyword != "$ref" and keyword not in ANNOTATIONS
             }
             target = references.find(reference)
             if beside:
-                made = {**beside, "allOf": [*beside.get("allOf", []), target]}
+                made: JsonObject = {**beside, "allOf": [*list_of(beside.get("allOf")), target]}
                 return self._once("ref", schema, target, made)
             schema = target
         return schema
@@ -111,7 +111,7 @@ class Comparison:
         if self._compared > COMPARISONS_MAX:
             raise _TooMuch
 
-    def _equal(self, reader: Any, writer: Any, open: frozenset[str] = frozenset()) -> bool:
+    def _equal(self, reader: Json, writer: Json, open: frozenset[str] = frozenset()) -> bool:
         """The same words, and the same behind every reference."""
         self._spend(1)
         if isinstance(reader, dict) and isinstance(writer, dict):
@@ -126,26 +126,28 @@ class Comparison:
             return len(reader) == len(writer) and all(map(self._equal, reader, writer, [open] * len(reader)))
         return _same(reader, writer)
 
-    def _equal_reference(self, reader: Any, writer: Any, open: frozenset[str]) -> bool:
+    def _equal_reference(self, reader: Json, writer: Json, open: frozenset[str]) -> bool:
         if reader != writer or not isinstance(reader, str):
             return False
-        mine, theirs = self._reader_references.find(reader), self._writer_references.find(writer)
+        mine, theirs = self._reader_references.find(reader), self._writer_references.find(reader)
         return reader in open or self._equal(mine, theirs, open | {reader})
 
-    def _schemas(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _schemas(self, reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
         writer = self._flatten(writer)
-        sizes = sum(len(s.get(k) or ()) for s in (reader, writer) for k in ("properties", "required", "allOf", "anyOf"))
+        sizes = sum(len(object_of(s.get("properties"))) for s in (reader, writer))
+        sizes += sum(len(list_of(s.get(k))) for s in (reader, writer) for k in ("required", "allOf", "anyOf"))
         self._spend(sizes // NAMES_PER_COMPARISON)
+        choices, options = list_of(reader.get("anyOf")), list_of(writer.get("anyOf"))
         if "anyOf" in writer and "anyOf" not in reader:
-            options = [self._both(writer, option) for option in writer["anyOf"]]
-            return [reason for option in options for reason in self._compare(reader, option, path)]
+            chosen = [self._both(writer, option) for option in options]
+            return [reason for both in chosen for reason in self._compare(reader, both, path)]
         found = _types(reader, writer, path) + self._values(reader, writer, path) + _limits(reader, writer, path)
         found += self._objects(reader, writer, path) + self._arrays(reader, writer, path)
-        for part in reader.get("allOf", ()):
+        for part in list_of(reader.get("allOf")):
             found += self._compare(part, writer, path)
         if "anyOf" in reader and not self._equal(reader["anyOf"], writer.get("anyOf")):
-            for both in [self._both(writer, option) for option in writer["anyOf"]] if "anyOf" in writer else [writer]:
-                if all(self._compare(choice, both, path) for choice in reader["anyOf"]):
+            for both in [self._both(writer, option) for option in options] if "anyOf" in writer else [writer]:
+                if all(self._compare(choice, both, path) for choice in choices):
                     found.append(f"{_at(path)}: what the writer allows fits none of the reader's alternatives (anyOf)")
         for keyword, value in reader.items():
             if keyword in COMPARED or keyword in ANNOTATIONS:
@@ -154,42 +156,42 @@ class Comparison:
                 found.append(f"{_at(path)}: {keyword} differs, and that cannot be shown to be compatible")
         return found
 
-    def _once(self, how: str, first: Any, second: Any, made: dict[str, Any]) -> dict[str, Any]:
+    def _once(self, how: str, first: Json, second: Json, made: JsonObject) -> JsonObject:
         """The schema that was made of these two before, or this one from now on."""
         return self._made.setdefault((how, id(first), id(second)), (first, second, made))[2]
 
-    def _both(self, writer: dict[str, Any], option: Any) -> Any:
+    def _both(self, writer: JsonObject, option: Json) -> Json:
         """A writer's schema with one of its alternatives chosen."""
         rest = {keyword: value for keyword, value in writer.items() if keyword != "anyOf"}
         if rest.keys() <= ANNOTATIONS:
             return option
-        made = {**rest, "allOf": [*rest.get("allOf", []), option]}
+        made: JsonObject = {**rest, "allOf": [*list_of(rest.get("allOf")), option]}
         return self._once("both", writer, option, made)
 
-    def _flatten(self, writer: dict[str, Any]) -> dict[str, Any]:
+    def _flatten(self, writer: JsonObject) -> JsonObject:
         """A writer's allOf as one schema where no keyword is said twice; what is said twice stays in allOf, unused."""
-        parts = writer.get("allOf")
+        parts = list_of(writer.get("allOf"))
         if not parts:
             return writer
         merged = {keyword: value for keyword, value in writer.items() if keyword != "allOf"}
         for part in parts[:REFERENCES_MAX]:
             part = self._resolve(part, self._writer_references)
-            for keyword, value in part.items() if isinstance(part, dict) else ():
+            for keyword, value in object_of(part).items():
                 if keyword == "required":
-                    merged["required"] = [*merged.get("required", []), *value]
+                    merged["required"] = [*list_of(merged.get("required")), *list_of(value)]
                 elif keyword == "properties":
-                    merged["properties"] = {**value, **merged.get("properties", {})}
+                    merged["properties"] = {**object_of(value), **object_of(merged.get("properties"))}
                 else:
                     merged.setdefault(keyword, value)
         return self._once("flat", writer, writer, merged)
 
-    def _values(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _values(self, reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
         found = []
-        written = writer.get("enum", [writer["const"]] if "const" in writer else None)
+        written = _listed(writer)
         for keyword in ("enum", "const"):
             if keyword not in reader:
                 continue
-            taken = reader["enum"] if keyword == "enum" else [reader["const"]]
+            taken = list_of(reader["enum"]) if keyword == "enum" else [reader["const"]]
             if written is None:
                 found.append(f"{_at(path)}: the reader takes only {len(taken)} values ({keyword}), the writer any")
                 continue
@@ -202,13 +204,13 @@ class Comparison:
                 found.append(f"{_at(path)}: the reader's {keyword} has no {', '.join(gone[:5])}")
         return found
 
-    def _contains(self, taken: list[Any], written: list[Any]) -> bool:
+    def _contains(self, taken: list[Json], written: list[Json]) -> bool:
         pair = (id(taken), id(written))
         if pair not in self._subsets:
             self._subsets[pair] = self._value_set(written) <= self._value_set(taken)
         return self._subsets[pair]
 
-    def _value_set(self, values: list[Any]) -> frozenset[str]:
+    def _value_set(self, values: list[Json]) -> frozenset[str]:
         known = self._value_sets.get(id(values))
         if known is None:
             known = frozenset(map(_canonical, values))
@@ -216,24 +218,24 @@ class Comparison:
             self._value_sets[id(values)] = known
         return known
 
-    def _objects(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _objects(self, reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
         if "object" not in _type_set(writer):
             return []
-        written = writer.get("properties", {})
-        required = set(writer.get("required", ()))
+        written = object_of(writer.get("properties"))
+        required = set(texts_of(writer.get("required")))
         found = [
             f"{_at(f'{path}.{name}')}: it is required, and the writer may leave it out"
-            for name in reader.get("required", ())
+            for name in texts_of(reader.get("required"))
             if name not in required
         ]
-        known = reader.get("properties", {})
+        known = object_of(reader.get("properties"))
         for name, schema in known.items():
             if name in written:
                 found += self._compare(schema, written[name], f"{path}.{name}")
             else:
                 for other in _unlisted(writer, name):
                     found += self._compare(schema, other, f"{path}.{name}")
-        patterns = reader.get("patternProperties", {})
+        patterns = object_of(reader.get("patternProperties"))
         if patterns and not self._equal(patterns, writer.get("patternProperties")):
             found.append(f"{_at(path)}: patternProperties differ, and that cannot be shown to be compatible")
         rest = reader.get("additionalProperties", True)
@@ -254,7 +256,7 @@ class Comparison:
             found.append(f"{_at(path)}: the reader takes no other properties, the writer has patternProperties")
         return found
 
-    def _arrays(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    def _arrays(self, reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
         if "array" not in _type_set(writer):
             return []
         first, rest = _items(reader)
@@ -274,13 +276,20 @@ def _at(path: str) -> str:
     return path.lstrip(".") or "the schema"
 
 
-def _type_set(schema: dict[str, Any]) -> frozenset[str]:
+def _type_set(schema: JsonObject) -> frozenset[str]:
     types = schema.get("type")
     if types is None:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        values = _listed(schema)
         # A long enum is taken as of any type: a wider answer is a safe one, and this is asked often.
         return TYPES if values is None or len(values) > VALUES_COMPARED_MAX else frozenset(map(_type_of, values))
-    return frozenset((types,) if isinstance(types, str) else types)
+    return frozenset((types,) if isinstance(types, str) else texts_of(types))
+
+
+def _listed(schema: JsonObject) -> list[Json] | None:
+    """The only values that a schema allows, if it lists them."""
+    if "enum" in schema:
+        return list_of(schema["enum"])
+    return [schema["const"]] if "const" in schema else None
 
 
 def _type_of(value: object) -> str:
@@ -288,7 +297,7 @@ def _type_of(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def _types(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+def _types(reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
     if "type" not in reader:
         return []
     taken = _type_set({"type": reader["type"]})
@@ -317,12 +326,16 @@ def _canonical(value: object) -> str:
     return json.dumps(value)
 
 
-def _limits(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+def _number(value: Json) -> int | float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _limits(reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
     types = _type_set(writer)
     found = []
     for keywords, sign in ((LOWER, 1), (UPPER, -1)):
         for keyword in keywords:
-            limit, other = reader.get(keyword), writer.get(keyword)
+            limit, other = _number(reader.get(keyword)), _number(writer.get(keyword))
             if (
                 limit is None
                 or not types & _applies_to(keyword)
@@ -335,7 +348,7 @@ def _limits(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[s
             elif other is None or sign * limit > sign * other:
                 was = "none" if other is None else other
                 found.append(f"{_at(path)}: {keyword} is {limit} for the reader, {was} for the writer")
-    step, other = reader.get("multipleOf"), writer.get("multipleOf")
+    step, other = _number(reader.get("multipleOf")), _number(writer.get("multipleOf"))
     if step is not None and types & {"number", "integer"} and (other is None or other % step):
         found.append(
             f"{_at(path)}: multipleOf is {step} for the reader, {'none' if other is None else other} for the writer"
@@ -351,16 +364,19 @@ def _applies_to(keyword: str) -> frozenset[str]:
     return frozenset(("number", "integer"))
 
 
-def _items(schema: dict[str, Any]) -> tuple[list[Any], Any]:
+def _items(schema: JsonObject) -> tuple[list[Json], Json]:
     """(schemas of the first items, schema of the rest), in the words of any draft."""
-    if isinstance(schema.get("items"), list):
-        return schema["items"], schema.get("additionalItems", True)
-    return schema.get("prefixItems", []), schema.get("items", True)
+    items = schema.get("items", True)
+    if isinstance(items, list):
+        return items, schema.get("additionalItems", True)
+    return list_of(schema.get("prefixItems")), items
 
 
-def _unlisted(writer: dict[str, Any], name: str) -> list[Any]:
+def _unlisted(writer: JsonObject, name: str) -> list[Json]:
     """The schemas a writer gives to a property that it does not list."""
-    found = [schema for pattern, schema in writer.get("patternProperties", {}).items() if _may_match(pattern, name)]
+    found = [
+        schema for pattern, schema in object_of(writer.get("patternProperties")).items() if _may_match(pattern, name)
+    ]
     others = writer.get("additionalProperties")
     if not found and isinstance(others, dict) and others:
         found.append(others)

@@ -30,6 +30,7 @@ from quintet.broker.schemas.validators import (
 )
 from quintet.broker.slices import Steps, finish
 from quintet.model.errors import SchemaInvalid
+from quintet.model.json_value import Json, JsonObject, list_of, object_of
 from quintet.model.strict_json import NotStrictJson
 
 SUBSCHEMAS_MAX = 1_000  # per definition, references counted once
@@ -80,7 +81,7 @@ _PATTERN_OPTIONS = jsonschema_rs.RegexOptions(
 class JsonSchema:
     """A compiled JSON Schema."""
 
-    schema: dict[str, object] | bool
+    schema: JsonObject | bool
     _graph: "_Graph"
     _validator: "jsonschema_rs.Validator"
 
@@ -180,10 +181,10 @@ class _Node:
 class _Graph:
     """The subschemas of a definition and how they lead to each other."""
 
-    def __init__(self, schema: dict[str, object] | bool) -> None:
+    def __init__(self, schema: JsonObject | bool) -> None:
         self._references = References(schema)
         self._nodes: dict[int, _Node] = {}
-        self._open: list[tuple[_Node, dict[str, object]]] = []
+        self._open: list[tuple[_Node, JsonObject]] = []
         self._closures: dict[_Node, dict[_Node, int]] = {}
         self._links = 0
         self._costs: dict[_Node, tuple[int, int]] = {}
@@ -217,7 +218,7 @@ class _Graph:
             raise SchemaInvalid(clip(f"the JSON Schema is refused: {place} is not a schema (an object, true or false)"))
         return node
 
-    def _fill(self, node: _Node, schema: dict[str, object]) -> None:
+    def _fill(self, node: _Node, schema: JsonObject) -> None:
         place = node.place
         for keyword in ("$id", "id"):
             if place != "#" and isinstance(schema.get(keyword), str):
@@ -231,19 +232,19 @@ class _Graph:
             if keyword in schema:
                 node.same.append(self._node(schema[keyword], f"{place}/{keyword}"))
         for keyword in IN_PLACE_MANY:
-            node.same += [self._node(s, f"{place}/{keyword}/{n}") for n, s in enumerate(_list(schema.get(keyword)))]
+            node.same += [self._node(s, f"{place}/{keyword}/{n}") for n, s in enumerate(list_of(schema.get(keyword)))]
         for keyword in IN_PLACE_NAMED:
-            for name, sub in _dict(schema.get(keyword)).items():
+            for name, sub in object_of(schema.get(keyword)).items():
                 if isinstance(sub, dict | bool):
                     node.same.append(self._node(sub, f"{place}/{keyword}/{name}"))
         for keyword in CHILD_ONE:
             if isinstance(schema.get(keyword), dict | bool):
                 node.others.append(self._node(schema[keyword], f"{place}/{keyword}"))
         for keyword in CHILD_MANY:
-            node.others += [self._node(s, f"{place}/{keyword}/{n}") for n, s in enumerate(_list(schema.get(keyword)))]
-        for name, sub in _dict(schema.get("properties")).items():
+            node.others += [self._node(s, f"{place}/{keyword}/{n}") for n, s in enumerate(list_of(schema.get(keyword)))]
+        for name, sub in object_of(schema.get("properties")).items():
             node.named.setdefault(name, []).append(self._node(sub, f"{place}/properties/{name}"))
-        for pattern, sub in _dict(schema.get("patternProperties")).items():
+        for pattern, sub in object_of(schema.get("patternProperties")).items():
             node.others.append(self._node(sub, f"{place}/patternProperties/{pattern}"))
             node.states += _states(pattern, f"{place}/patternProperties")
         if "propertyNames" in schema:
@@ -251,9 +252,9 @@ class _Graph:
         if isinstance(schema.get("pattern"), str):
             node.states += _states(str(schema["pattern"]), f"{place}/pattern")
         own = (value for keyword, value in schema.items() if keyword not in SUBSCHEMA_KEYWORDS)
-        node.weight = 1 + sum(1 for _ in _scalars(own)) + len(_dict(schema.get("patternProperties")))
+        node.weight = 1 + sum(1 for _ in _scalars(own)) + len(object_of(schema.get("patternProperties")))
 
-    def _follow(self, reference: object, place: str) -> _Node:
+    def _follow(self, reference: Json, place: str) -> _Node:
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise SchemaInvalid(
                 clip(f"{place}: {reference!r} is outside of the definition; nothing is ever fetched"),
@@ -356,13 +357,13 @@ class _Graph:
             checks, states = max(checks, now[self.root][0]), max(states, now[self.root][1])
         return checks, states
 
-    def count(self, value: object) -> int | str:
+    def count(self, value: Json) -> int | str:
         """How many checks this very message takes, or why that is too many."""
         checks = text = steps = 0
-        waiting: list[tuple[object, dict[_Node, int]]] = [(value, {self.root: 1})]
+        waiting: list[tuple[Json, dict[_Node, int]]] = [(value, {self.root: 1})]
         while waiting:
             value, applies = waiting.pop()
-            items: Iterable[tuple[str, object]] = ()
+            items: Iterable[tuple[str, Json]] = ()
             length = 0
             if isinstance(value, str):
                 length = len(value)
@@ -401,15 +402,7 @@ def _add(counts: dict[_Node, int], nodes: list[_Node], times: int) -> None:
         counts[node] = counts.get(node, 0) + times
 
 
-def _dict(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _scalars(values: Iterable[object]) -> Iterator[object]:
+def _scalars(values: Iterable[Json]) -> Iterator[Json]:
     waiting = list(values)
     while waiting:
         value = waiting.pop()

@@ -13,7 +13,7 @@ with unknown numbers beside known ones are fine: a newer writer has them. The em
 import importlib
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Protocol, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -56,6 +56,12 @@ _WIRE_TYPES = {
 }  # fmt: skip
 
 
+class _Message(Protocol):
+    """What a message can do and its type does not say."""
+
+    def FindInitializationErrors(self) -> list[str]: ...
+
+
 class ProtobufSchema:
     """A compiled Protobuf schema. `descriptor` is the message type that messages are judged as."""
 
@@ -90,7 +96,7 @@ class ProtobufSchema:
         except DecodeError:
             return bounded(_explain(self.descriptor, message) or ["the message: it does not parse"])
         if not parsed.IsInitialized():
-            missing: list[str] = cast(Any, parsed).FindInitializationErrors()
+            missing = cast(_Message, parsed).FindInitializationErrors()
             return bounded([f"{path}: the required field is missing" for path in missing])
         size = parsed.ByteSize()
         parsed.DiscardUnknownFields()

@@ -8,6 +8,8 @@ and Protobuf's descriptor pool links a file to those it imports.
 from functools import cached_property
 from urllib.parse import unquote
 
+from quintet.model.json_value import Json
+
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = ("$anchor", "$dynamicAnchor")
 INDEX_DIGITS_MAX = 9  # Python refuses to read numbers of thousands of digits
@@ -16,10 +18,10 @@ INDEX_DIGITS_MAX = 9  # Python refuses to read numbers of thousands of digits
 class References:
     """The subschemas of one definition, by reference."""
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: Json) -> None:
         self._root = root
 
-    def find(self, reference: str) -> object:
+    def find(self, reference: str) -> Json:
         """The subschema; None if nothing is there."""
         place, _, fragment = reference.partition("#")
         if place and not (isinstance(self._root, dict) and self._root.get("$id") == place):
@@ -43,8 +45,8 @@ class References:
         return target
 
     @cached_property
-    def _anchors(self) -> dict[str, object]:
-        found: dict[str, object] = {}
+    def _anchors(self) -> dict[str, Json]:
+        found: dict[str, Json] = {}
         waiting = [self._root]
         while waiting:
             value = waiting.pop()

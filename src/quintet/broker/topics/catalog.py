@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from functools import partial
+from typing import Literal, NoReturn
 
 import msgspec
 
@@ -387,7 +388,12 @@ class Topics:
         return topic
 
     def create(
-        self, raw: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
+        self,
+        raw: bytes,
+        partitions: int,
+        durability: Durability | Literal[""] = "",
+        retention_us: int = 0,
+        retention_bytes: int = 0,
     ) -> tuple[Topic, bool]:
         """A durable topic with these properties (0 and "": as configured), and whether it is new. One that exists stays
         as it is; another number of partitions than it has is refused."""
@@ -397,9 +403,7 @@ class Topics:
             raise BadRequest("retention is 0 (as configured) or more")
         topic = self._by_name.get(raw)
         if topic is None:
-            changes: dict[str, Any] = {"durability": durability, "retention_us": retention_us}
-            changes["retention_bytes"] = retention_bytes
-            given = {name: value for name, value in changes.items() if value}
+            given = partial(_given, durability, retention_us, retention_bytes)
             return self._create(raw, True, partitions, given), True
         if partitions not in (0, len(topic.partitions)):
             raise LimitExceeded(
@@ -431,7 +435,7 @@ class Topics:
         broker for itself, which may make what no door may (dead letters of who reads a cache)."""
         topic = self._by_name.get(raw)
         if topic is None:
-            return self._create(raw, durable, changes=None if extra is None else {"extra": extra}, own=own)
+            return self._create(raw, durable, change=lambda spec: replace(spec, extra=extra or {}), own=own)
         if extra is not None and topic.name.startswith(CACHE_PREFIX):
             refuse_cache(topic.name)
         fixed = self._policy.rule_for(topic.name).durability is not None or isinstance(topic, CacheTopic)
@@ -452,15 +456,7 @@ class Topics:
         """The topic of a cache, made if need be. BadName: there is one of another kind."""
         topic = self._by_name.get(raw)
         if topic is None:
-            changes: dict[str, Any] = {
-                "durability": self._policy.cache_durability,
-                "compact": True,
-                "retention_us": 0,
-                "retention_bytes": 0,
-                "segment_bytes": CACHE_SEGMENT_BYTES,
-                "tombstone_us": CACHE_TOMBSTONE_US,
-            }
-            topic = self._create(raw, True, 1, changes, own=True)
+            topic = self._create(raw, True, 1, partial(_as_cache, self._policy.cache_durability), own=True)
         if not isinstance(topic, CacheTopic):
             raise BadName(f"topic {topic.name!r} is there and is no cache", hint="choose another name for the cache")
         return topic
@@ -495,7 +491,7 @@ class Topics:
         raw: bytes,
         durable: bool,
         partitions: int = 0,
-        changes: Mapping[str, Any] | None = None,
+        change: Callable[[TopicSpec], TopicSpec] | None = None,
         own: bool = False,
     ) -> Topic:
         name = check_name(raw)
@@ -522,7 +518,7 @@ class Topics:
             memory_bytes=rule.memory_bytes,
             identity=self._new_identity(),
         )
-        spec = replace(spec, **(changes or {}))
+        spec = change(spec) if change else spec
         topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:
@@ -580,6 +576,28 @@ def check_name(raw: bytes) -> str:
     if name.startswith(INTERNAL_PREFIX):
         raise BadName(f"names that start with {INTERNAL_PREFIX!r} are the broker's own")
     return name
+
+
+def _given(durability: Durability | Literal[""], retention_us: int, retention_bytes: int, spec: TopicSpec) -> TopicSpec:
+    """What was asked for in place of what the configuration says; 0 and "" ask for nothing."""
+    return replace(
+        spec,
+        durability=durability or spec.durability,
+        retention_us=retention_us or spec.retention_us,
+        retention_bytes=retention_bytes or spec.retention_bytes,
+    )
+
+
+def _as_cache(durability: Durability, spec: TopicSpec) -> TopicSpec:
+    return replace(
+        spec,
+        durability=durability,
+        compact=True,
+        retention_us=0,
+        retention_bytes=0,
+        segment_bytes=CACHE_SEGMENT_BYTES,
+        tombstone_us=CACHE_TOMBSTONE_US,
+    )
 
 
 def _row(spec: TopicSpec) -> TopicRow:

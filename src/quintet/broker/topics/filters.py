@@ -18,7 +18,7 @@ PATH_VALUES_MAX, does not match. No pattern of Python's `re` may come from a cli
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
@@ -162,30 +162,31 @@ def _path(words: str) -> Test:
     return lambda _, value: _same(_place(value, steps), wanted)
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> object:
     try:
-        return msgspec.json.decode(text.strip().encode())
+        wanted: object = msgspec.json.decode(text.strip().encode())
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(
             f"the value of the filter is not JSON: {error}", hint='quote texts: $.a == "x"; numbers: $.a == 5'
         ) from error
+    return wanted
 
 
-def _place(value: bytes, steps: list[str | int]) -> Any:
+def _place(value: bytes, steps: list[str | int]) -> object:
     if len(value) > SLOW_BYTES_MAX or more_values(value, PATH_VALUES_MAX):
         return _MISSING
     try:
-        found = msgspec.json.decode(value)
+        found: object = msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # the last for text that is not UTF-8
         return _MISSING
     for step in steps:
-        named = isinstance(step, str) and isinstance(found, dict) and step in found
-        if not named and not (isinstance(step, int) and isinstance(found, list) and step < len(found)):
-            return _MISSING
-        found = found[step]
+        if isinstance(step, str):
+            found = found.get(step, _MISSING) if isinstance(found, dict) else _MISSING
+        else:
+            found = found[step] if isinstance(found, list) and step < len(found) else _MISSING
     return found
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def _same(found: object, wanted: object) -> bool:
     """Equal as JSON: true is not 1."""
     return found is not _MISSING and isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)

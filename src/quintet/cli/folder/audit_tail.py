@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -37,7 +37,7 @@ class Happened(NamedTuple):
     """One line: when, in microseconds, and the fields of its JSON. Those of a record are made of its row."""
 
     time: int
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 class Tail:
@@ -106,12 +106,12 @@ class Tail:
                     yield Happened(fields.get("time", row[1]), fields)
 
 
-def _send(topic: str, partition: int, row: "Row", appended: int, values: bool) -> dict[str, Any]:
+def _send(topic: str, partition: int, row: "Row", appended: int, values: bool) -> dict[str, object]:
     """As peers of peerbus know such rows: event, id, from, to; and where it is. The time is when it was appended, which rises
     with the offsets; the time that its sender gave it, if another, is `stamped`."""
     offset, timestamp, key, value, _, _, origin = row
     door, _, client = origin.partition(b":")
-    fields: dict[str, Any] = {"event": "send", **text_or_base64("id", key), **text_or_base64("from", client)}
+    fields: dict[str, object] = {"event": "send", **text_or_base64("id", key), **text_or_base64("from", client)}
     fields |= {"to": topic, "door": door.decode(errors="replace"), "topic": topic, "partition": partition}
     fields |= {"offset": offset, "size": len(value or b""), "time": appended}
     fields |= {"stamped": timestamp} if timestamp != appended else {}
@@ -123,19 +123,21 @@ def line(event: Happened) -> str:
     fields = event.fields
     place = f"{fields['topic']}/{fields['partition']}@"
     if fields["event"] == "send":
-        origin = ":".join(filter(None, (fields["door"], _text(fields, "from"))))
+        origin = ":".join(filter(None, (str(fields["door"]), _text(fields, "from"))))
         words = [f"{place}{fields['offset']}", f"id={_text(fields, 'id')}", f"from={origin}", f"to={fields['to']}"]
         words += [f"{fields['size']} bytes"]
         words += [f"value={_text(fields, 'value')}"] if "value" in fields or "value_base64" in fields else []
     else:
-        first, last = fields["first"], fields["last"] - 1
+        first, end = fields["first"], fields["last"]
+        assert isinstance(end, int), "the broker wrote it"
+        last = end - 1
         words = [f"{place}{first}" if first == last else f"{place}{first}-{last}"]
         words += [f"{'to' if fields['event'] == 'deliver' else 'by'}={fields['door']}:{fields['who']}"]
         words += [f"group={fields['group']}"] if "group" in fields else []
     return shown(f"{when(event.time // 1000)} {fields['event']:<7} {' '.join(words)}".encode(), 10_000)
 
 
-def _text(fields: dict[str, Any], name: str) -> str:
+def _text(fields: dict[str, object], name: str) -> str:
     if f"{name}_base64" in fields:
         return f"base64:{fields[f'{name}_base64']}"
     found = fields.get(name)

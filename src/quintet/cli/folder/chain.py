@@ -5,7 +5,7 @@ The work is done by quintet.log.chain; this file chooses, prints, and turns the 
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -172,7 +172,7 @@ def _sentence(found: "Verdict", compared: bool) -> str:
     return agree if compared else f"{agree}; {UNHELD}"
 
 
-def _as_json(found: "Verdict") -> dict[str, Any]:
+def _as_json(found: "Verdict") -> dict[str, object]:
     broken = found.broken
     return {
         "status": ("sound", "broken", "cannot be checked")[found.status],

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -114,7 +114,12 @@ def render(topic: str, partition: int, row: "Row", form: str) -> str:
     """One record as one line."""
     offset, timestamp, key, value, headers, expiry, origin = row
     if form == "json":
-        fields: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset, "timestamp_us": timestamp}
+        fields: dict[str, object] = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "timestamp_us": timestamp,
+        }
         fields |= text_or_base64("key", key) | text_or_base64("value", value)
         if headers:
             fields["headers"] = [text_or_base64("name", name) | text_or_base64("value", text) for name, text in headers]

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import click
 
@@ -83,9 +83,9 @@ def tables(
         yield from one
 
 
-def _kind(annotation: Any) -> str:
+def _kind(annotation: object) -> str:
     """A field's type in a reader's words."""
-    words: dict[Any, str] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+    words: dict[object, str] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
     if annotation in words:
         return words[annotation]
     parts = [part for part in get_args(annotation) if part not in (type(None), Ellipsis)]
@@ -307,7 +307,7 @@ def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> No
         echo(f"{'.'.join(path)} = {toml(value)}" + (f"  # {source}" if origin else ""))
 
 
-def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+def _flat(tree: dict[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _flat(value, (*path, name))

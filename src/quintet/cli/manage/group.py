@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -28,6 +28,9 @@ from quintet.cli.terminal.common import (
 )
 from quintet.client.manage import GroupInfo, Manage, PartitionLag, TopicInfo
 from quintet.model.errors import GroupNotFound, QuintetError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SAMPLES_KEPT: Final = 10  # the rates of --watch are over this many samples
 
@@ -166,7 +169,9 @@ def lag(
     found = manage(url, lambda broker: _lags(broker, group, topic))
     if as_json:
         rows = [
-            {"group": name, "topic": on} | common.plain(each) for (name, on), lags in found.items() for each in lags
+            {"group": name, "topic": on} | common.plain_fields(each)
+            for (name, on), lags in found.items()
+            for each in lags
         ]
         say_json(rows)
         return
@@ -244,7 +249,7 @@ def _sample(at: float, lags: Sequence[PartitionLag]) -> Sample:
     )
 
 
-def _sample_json(where: tuple[str, str], samples: Sequence[Sample]) -> dict[str, Any]:
+def _sample_json(where: tuple[str, str], samples: Sequence[Sample]) -> dict[str, object]:
     found = trend(samples)
     return {
         "group": where[0],
@@ -257,7 +262,7 @@ def _sample_json(where: tuple[str, str], samples: Sequence[Sample]) -> dict[str,
     }
 
 
-def _watch_table(history: dict[tuple[str, str], deque[Sample]]) -> Any:
+def _watch_table(history: dict[tuple[str, str], deque[Sample]]) -> "Table":
     rows = []
     for (name, topic), samples in sorted(history.items()):
         found, last = trend(samples), samples[-1]
@@ -272,12 +277,21 @@ def _watch_table(history: dict[tuple[str, str], deque[Sample]]) -> Any:
 # -- moving -----------------------------------------------------------------------------------------------------------
 
 
+class Moved(NamedTuple):
+    """The offset of a group in one partition, before and after a reset."""
+
+    topic: str
+    partition: int
+    before: int
+    after: int
+
+
 class Target(click.ParamType[tuple[str, int]]):
     """Where to move a group: (mode, value) as RESET_OFFSET has them."""
 
     name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         if isinstance(value, tuple):
             return value
         text = re.sub(r"^(offset|timestamp)[\s:=]+", r"\1 ", str(value).strip())
@@ -322,7 +336,7 @@ def reset(
     """
     mode, value = target
 
-    async def work(broker: Manage) -> list[dict[str, Any]]:
+    async def work(broker: Manage) -> list[Moved]:
         on = await _topic_of(broker, group, topic)
         before = (await broker.group(group, on)).offsets
         info = await broker.topic(on)
@@ -330,16 +344,14 @@ def reset(
         after = await _plan(broker, info, mode, value, chosen)  # wrong for one partition: none is moved
         if not dry_run:
             after = await broker.reset(on, group, mode, value, chosen)
-        return [
-            {"topic": on, "partition": partition, "from": before.get(partition, 0), "to": offset}
-            for partition, offset in after.items()
-        ]
+        return [Moved(on, partition, before.get(partition, 0), offset) for partition, offset in after.items()]
 
     found = manage(url, work)
     if as_json:
-        say_json({"group": group, "dry_run": dry_run, "partitions": found})
+        places = [dict(zip(("topic", "partition", "from", "to"), row, strict=True)) for row in found]
+        say_json({"group": group, "dry_run": dry_run, "partitions": places})
         return
-    rows = [(row["topic"], row["partition"], row["from"], row["to"], f"{row['to'] - row['from']:+,}") for row in found]
+    rows = [(*row, f"{row.after - row.before:+,}") for row in found]
     title = f"{group}: {'would be' if dry_run else 'is now'} here"
     say_table(("topic", ">partition", ">from", ">to", ">moved"), rows, "", title)
 
@@ -403,8 +415,8 @@ def _no_group(group: str, topic: str | None) -> GroupNotFound:
     return GroupNotFound(f"there is no group {group!r}{where} that you may see", hint="`quintet group list` shows them")
 
 
-def _plain(info: GroupInfo) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _plain(info: GroupInfo) -> dict[str, object]:
+    found: dict[str, object] = {
         "group": info.group,
         "topic": info.topic,
         "members": info.members,

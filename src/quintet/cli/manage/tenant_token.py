@@ -12,7 +12,7 @@ import stat
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -135,7 +135,9 @@ def read_private_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def mint_for_tenant(
-    said: dict[str, Any],
+    subject: str,
+    tenant: str,
+    permissions: list[str],
     parties: tuple[str | None, str | None],
     key_file: Path | None,
     secret: bytes | None,
@@ -143,15 +145,16 @@ def mint_for_tenant(
     expires_ms: int,
     as_json: bool,
 ) -> None:
-    """Sign what is said (with `tid` and `perms`), see that a broker takes it, and print the token. `parties` are issuer and
-    audience: None stands for those a broker wants by default, "" for none."""
+    """Sign a token, see that a broker takes it, and print it. `parties` are issuer and audience: None stands for those a
+    broker wants by default, "" for none."""
     from quintet.broker.identity import tenant_tokens as rules
 
     if not expires_ms:
         raise click.UsageError("A token of a tenant expires: give --expires.")
     now, (issuer, audience) = now_ms(), _parties(*parties)
-    claims = {name: value for name, value in (("iss", issuer), ("aud", audience)) if value} | said
-    claims |= {"iat": now // 1000, "exp": -(-(now + expires_ms) // 1000)}
+    expires_s = -(-(now + expires_ms) // 1000)
+    claims: dict[str, object] = {name: value for name, value in (("iss", issuer), ("aud", audience)) if value}
+    claims |= {"sub": subject, "tid": tenant, "perms": permissions, "iat": now // 1000, "exp": expires_s}
     keys: dict[str, tuple[rules.TenantKey, ...]] = {}
     sign: Callable[[bytes], bytes]
     if key_file is not None:
@@ -170,9 +173,9 @@ def mint_for_tenant(
         echo(json.dumps({"token": made.decode(), "bytes": len(made), "claims": claims}))
         return
     echo(made.decode())
-    for permission, why in _useless(claims["perms"], claims["tid"]):
+    for permission, why in _useless(permissions, tenant):
         echo(f"{permission} gives nothing: {why}", err=True)
-    echo(f"{len(made)} bytes, {algorithm}, expires {when(claims['exp'] * 1000)[:19]}", err=True)
+    echo(f"{len(made)} bytes, {algorithm}, expires {when(expires_s * 1000)[:19]}", err=True)
 
 
 def _parties(issuer: str | None, audience: str | None) -> tuple[str, str]:

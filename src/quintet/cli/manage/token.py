@@ -8,7 +8,7 @@ says what they say. What is Felix's alone is in quintet.cli.manage.tenant_token.
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -70,7 +70,7 @@ class Permissions(click.ParamType[list[str]]):
 
     name = "permissions"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         from quintet.broker.identity.tokens import PERMISSIONS
 
         words = [word.strip() for word in str(value).split(",") if word.strip()]
@@ -138,14 +138,12 @@ def mint(
     _one_kind(ctx, tenant)
     key = _secret(secret_file, secret, dev)
     if tenant is not None:
-        said = {"sub": subject, "tid": tenant, "perms": list(allow)}
-        mint_for_tenant(said, (issuer, audience), key_file, key, kid, expires_ms, as_json)
+        mint_for_tenant(subject, tenant, list(allow), (issuer, audience), key_file, key, kid, expires_ms, as_json)
         return
     if key is None:
         raise click.UsageError("Signed with what? Give --secret-file, --secret, QUINTET_TOKEN_SECRET or --dev.")
-    claims: dict[str, Any] = {"sub": subject, "queue_key": queue_key, "permissions": permissions}
-    claims |= {name: value for name, value in (("iss", issuer), ("aud", audience)) if value}
-    _mint_for_queue(claims, key, algorithm, expires_ms, not no_typ, as_json)
+    claims: dict[str, object] = {"sub": subject, "queue_key": queue_key, "permissions": permissions}
+    _mint_for_queue(claims, (issuer or "", audience or ""), key, algorithm, expires_ms, not no_typ, as_json)
 
 
 def given(ctx: click.Context) -> set[str]:
@@ -169,22 +167,30 @@ def _one_kind(ctx: click.Context, tenant: str | None) -> None:
 
 
 def _mint_for_queue(
-    claims: dict[str, Any], key: bytes, algorithm: str, expires_ms: int, typ: bool, as_json: bool
+    claims: dict[str, object],
+    parties: tuple[str, str],
+    key: bytes,
+    algorithm: str,
+    expires_ms: int,
+    typ: bool,
+    as_json: bool,
 ) -> None:
     from quintet.broker.identity import tokens
 
-    now = now_ms()
+    now, (issuer, audience) = now_ms(), parties
+    claims |= {name: value for name, value in (("iss", issuer), ("aud", audience)) if value}
+    expires_s = -(-(now + expires_ms) // 1000)
     if expires_ms:
-        claims["exp"] = -(-(now + expires_ms) // 1000)
+        claims["exp"] = expires_s
     made = tokens.mint(key, claims, algorithm, typ=typ)
-    options = tokens.TokenOptions((key,), (algorithm,), issuer=claims.get("iss", ""), audience=claims.get("aud", ""))
+    options = tokens.TokenOptions((key,), (algorithm,), issuer=issuer, audience=audience)
     tokens.Tokens(options).verify(made, now * 1000)
     room = tokens.TOKEN_BYTES_MAX - len(made)
     if as_json:
         echo(json.dumps({"token": made.decode(), "bytes": len(made), "bytes_left": room, "claims": claims}))
         return
     echo(made.decode())
-    lives = f"expires {when(claims['exp'] * 1000)[:19]}" if expires_ms else "never expires"
+    lives = f"expires {when(expires_s * 1000)[:19]}" if expires_ms else "never expires"
     echo(f"{len(made)} of {tokens.TOKEN_BYTES_MAX} bytes, {lives}", err=True)
 
 

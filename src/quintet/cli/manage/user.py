@@ -5,7 +5,7 @@ made by the broker and printed once.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -15,6 +15,7 @@ from quintet.cli.terminal.common import (
     json_option,
     manage,
     plain,
+    plain_fields,
     read_password,
     say,
     say_json,
@@ -98,7 +99,7 @@ def create(url: str, name: str, roles: tuple[str, ...], password_file: Path | No
 
 
 def say_user(as_json: bool, found: User, text: str) -> None:
-    say(as_json, plain(found), text)
+    say(as_json, plain_fields(found), text)
 
 
 @user.command()
@@ -200,7 +201,7 @@ def add_key(url: str, name: str, label: str, expires: int | None, as_json: bool)
     until = 0 if expires is None else (common.now_ms() + expires) // 1000
     made, secret = manage(url, lambda broker: broker.create_key(name, label, until))
     if as_json:
-        say_json(plain(made) | {"secret": secret})
+        say_json(plain_fields(made) | {"secret": secret})
         return
     echo(f"quintet: {made.id} of {made.user}; the broker keeps only a hash of it", err=True)
     echo(secret)
@@ -327,7 +328,7 @@ def set_rule(url: str, topic: str, users: tuple[str, ...], roles: tuple[str, ...
     for name in manage(url, make):
         echo(f"quintet: there is no user {name!r} yet; `quintet user list` shows them", err=True)
     who = "everybody" if public else ", ".join([*users, *(f"role {each}" for each in roles)]) or "administrators"
-    say(as_json, plain(rule), f"{topic}: for {who}")
+    say(as_json, plain_fields(rule), f"{topic}: for {who}")
 
 
 @acl.command("get")
@@ -426,7 +427,5 @@ def list_roles(url: str, as_json: bool) -> None:
     if as_json:
         say_json(plain(found))
         return
-    rows: list[tuple[Any, ...]] = [
-        (each.name, ", ".join(each.permissions) or "-", each.description or "-") for each in found
-    ]
+    rows = [(each.name, ", ".join(each.permissions) or "-", each.description or "-") for each in found]
     say_table(("role", "may", "what it is for"), rows, "no roles")

@@ -7,7 +7,7 @@ fast, and with which value.
 import asyncio
 import sys
 from collections import deque
-from typing import Any, Final
+from typing import Final, Required, TypedDict
 
 import click
 
@@ -181,6 +181,16 @@ def replay(
         sys.exit(1)
 
 
+class Replayed(TypedDict, total=False):
+    """What became of one dead letter."""
+
+    id: Required[str]
+    replayed: Required[bool]
+    value: str
+    skipped: str
+    error: str
+
+
 async def _replay(
     broker: Manage,
     topic: str,
@@ -189,14 +199,14 @@ async def _replay(
     dry_run: bool,
     edit: bool,
     value: bytes | None,
-) -> list[dict[str, Any]]:
+) -> list[Replayed]:
     if not ids and not dry_run and not edit:
         return await _replay_all(broker, topic, rate)
-    outcome: list[dict[str, Any]] = []
+    outcome: list[Replayed] = []
     loop = asyncio.get_running_loop()
     due = loop.time()
     for id in ids or [letter.id async for letter in broker.all_dead_letters(topic)]:
-        row: dict[str, Any] = {"id": id, "replayed": False}
+        row: Replayed = {"id": id, "replayed": False}
         outcome.append(row)
         try:
             letter = await _get(broker, topic, id)
@@ -215,9 +225,9 @@ async def _replay(
     return outcome
 
 
-async def _replay_all(broker: Manage, topic: str, rate: float | None) -> list[dict[str, Any]]:
+async def _replay_all(broker: Manage, topic: str, rate: float | None) -> list[Replayed]:
     """All that are there now, many in one request."""
-    outcome: list[dict[str, Any]] = [
+    outcome: list[Replayed] = [
         {"id": letter.id, "replayed": False, "value": shown(letter.value)}
         async for letter in broker.all_dead_letters(topic)
     ]

@@ -7,9 +7,9 @@ is not there, 2 wrong usage.
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import click
 
@@ -39,7 +39,7 @@ _if_version = click.option(
 )
 
 
-def run(url: str, cache: str, timeout: float, use: Callable[[Cache], Coroutine[Any, Any, T]]) -> T:
+def run(url: str, cache: str, timeout: float, use: Callable[[Cache], Awaitable[T]]) -> T:
     """Run with a cache. A key at another version is a failure that names it."""
     door = common.door_of(url)
     if door != "felix":

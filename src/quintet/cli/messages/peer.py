@@ -7,9 +7,9 @@ acknowledged after it is written. Exit codes: 0 done, 1 failed, 2 wrong usage.
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import click
@@ -45,7 +45,7 @@ def run(
     name: str | None,
     secret_file: Path | None,
     timeout: float,
-    use: Callable[[Peer], Coroutine[Any, Any, None]],
+    use: Callable[[Peer], Awaitable[None]],
 ) -> None:
     """Run with an open peer. What the user typed wrongly is a usage error."""
 
@@ -157,7 +157,7 @@ def _send_all(
     timeout: float,
     body: str | None,
     id: str | None,
-    one: Callable[[Peer, object, str | None], Coroutine[Any, Any, str]],
+    one: Callable[[Peer, object, str | None], Awaitable[str]],
 ) -> None:
     if body is None and id is not None:
         raise click.UsageError("--id is for one message, and stdin has many.")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -99,8 +99,7 @@ def pub(
         return common.say(as_json, {"topic": topic, "cancelled": cancel}, f"{topic}: message {cancel} is taken back")
     from_stdin = values in ((), ("-",))
     _check(from_stdin, form, count, ttl, delay, schema)
-    options: dict[str, Any] = {"qos": qos, "timeout": timeout, "key": common.typed(key), "partition": partition}
-    options |= {name: value for name, value in (("ttl", ttl), ("delay", delay), ("schema", schema)) if value}
+    options = Options(qos, timeout, common.typed(key), partition, ttl or None, delay or None, schema or None)
     batches = _input(values, from_stdin, form, count)
     sent = Sent(Ack(topic, 0, qos == 1))
     ending = "durable" if qos else "sent, not confirmed (QoS 0)"
@@ -115,7 +114,7 @@ def pub(
     if delay is not None:
         ending += f", appears in {delay:g} s"
         ending += f" (--cancel {handles[0]} takes it back)" if len(handles) == 1 else ""
-    found: dict[str, Any] = {"topic": topic, "count": total, "durable": last.durable}
+    found: dict[str, object] = {"topic": topic, "count": total, "durable": last.durable}
     if total == 1 and last.offset is not None:
         ending += f" at {last.partition}@{last.offset}"
         found |= {"partition": last.partition, "offset": last.offset}
@@ -137,7 +136,7 @@ class Start(click.ParamType[str | int | datetime]):
 
     name = "start"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
         text = str(value)
         if text in ("earliest", "latest"):
             return text
@@ -175,6 +174,25 @@ def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: fl
         raise click.UsageError("--ttl does not go with --schema: FlyMQ has one operation for each")
 
 
+class Options(NamedTuple):
+    """How messages are published."""
+
+    qos: int
+    timeout: float
+    key: bytes | None
+    partition: int | None
+    ttl: float | None
+    delay: float | None
+    schema: str | None
+
+    async def publish(self, bus: Bus, topic: str, value: bytes) -> Ack:
+        return await bus.publish(topic, value, **self._asdict())
+
+    async def publish_batch(self, bus: Bus, topic: str, values: list[bytes]) -> Ack:
+        qos, timeout, key, partition, ttl, _, _ = self
+        return await bus.publish_batch(topic, values, qos=qos, ttl=ttl, key=key, partition=partition, timeout=timeout)
+
+
 @dataclass(slots=True)
 class Sent:
     """What was acknowledged so far; of delayed messages with their handles."""
@@ -193,20 +211,20 @@ async def _make_queue(bus: Bus, topic: str, door: str) -> None:
 
 
 async def _send(
-    bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any], sent: Sent, door: str
+    bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: Options, sent: Sent, door: str
 ) -> None:
     """Publish all of it. With a delay or a schema each message is a request."""
     await _make_queue(bus, topic, door)
     progress = Progress(f"to {topic}")
     async for batch in batches:
-        if "delay" not in options and "schema" not in options:
-            sent.last = await bus.publish_batch(topic, batch, **options)
+        if options.delay is None and options.schema is None:
+            sent.last = await options.publish_batch(bus, topic, batch)
             sent.total += sent.last.count
             progress.show(sent.total)
             continue
         for start in range(0, len(batch), SINGLE_BATCH):
             some = batch[start : start + SINGLE_BATCH]
-            acks = await asyncio.gather(*(bus.publish(topic, value, **options) for value in some))
+            acks = await asyncio.gather(*(options.publish(bus, topic, value) for value in some))
             room = HANDLES_MAX - len(sent.handles)
             sent.handles += [ack.handle for ack in acks if ack.handle is not None][:room]
             sent.last = acks[-1]
@@ -283,9 +301,10 @@ def sub(
 
     async def run(bus: Bus) -> None:
         nonlocal seen
-        options: Any = {"group": group, "start": start, "member": member, "filter": chosen, "durable": durable}
         await _make_queue(bus, topic, door)
-        async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
+        async with bus.subscribe(
+            topic, qos=qos, resume=resume, group=group, start=start, member=member, filter=chosen, durable=durable
+        ) as subscription:
             echo(_told(subscription, door, topic, resume, group, durable), err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
@@ -415,7 +434,7 @@ def _json(batch: MessageBatch) -> bytes:
     """`value` is text; bytes that are not UTF-8 are `value_base64`."""
     lines: list[str] = []
     for message in batch:
-        row: dict[str, Any] = {"topic": message.topic, "qos": message.qos, "tag": message.tag}
+        row: dict[str, object] = {"topic": message.topic, "qos": message.qos, "tag": message.tag}
         if message.offset is not None:
             row |= {"partition": message.partition, "offset": message.offset}
         if message.offset is not None or message.key is not None:

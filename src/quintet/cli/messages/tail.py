@@ -7,7 +7,7 @@ themselves are shown: a connection that keeps each reply's bytes stands in for t
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import click
 
@@ -33,7 +33,7 @@ class Start(click.ParamType[tuple[str, int]]):
 
     name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         if isinstance(value, tuple):
             return value
         text = str(value)
@@ -207,7 +207,7 @@ async def _read(look: _Look) -> AsyncIterator[list[Peeked]]:
 
 def _say(row: Peeked, as_json: bool) -> None:
     if as_json:
-        found: dict[str, Any] = {"partition": row.partition, "offset": row.offset, "timestamp_ms": row.timestamp_ms}
+        found: dict[str, object] = {"partition": row.partition, "offset": row.offset, "timestamp_ms": row.timestamp_ms}
         found |= text_or_base64("key", row.key or None) | text_or_base64("value", row.value)
         found |= {"origin": row.origin, "expiry_ms": row.expiry_ms or None}
         found["headers"] = [text_or_base64("name", name) | text_or_base64("value", text) for name, text in row.headers]
@@ -255,7 +255,7 @@ async def _frames(look: _Look, url: str) -> None:
                 if look.left == 0:
                     break
                 connection.kept = b""
-                fields: dict[str, Any] = {"topic": look.topic, "partition": number, "offset": look.positions[number]}
+                fields: dict[str, object] = {"topic": look.topic, "partition": number, "offset": look.positions[number]}
                 found = await connection.request(
                     "FETCH", fields | {"max": look.page(SHOWN_BEFORE), "filter": look.chosen}
                 )

@@ -10,7 +10,7 @@ import binascii
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
@@ -20,6 +20,7 @@ from quintet.client.core.errors import ConnectionLost, Timeout
 from quintet.client.core.publishing import ANY
 from quintet.client.manage import Manage
 from quintet.model.errors import BadRequest, QuintetError
+from quintet.model.json_value import Json, JsonObject
 
 AT_ONCE: Final = 500  # messages on their way to the broker
 FIELDS: Final = frozenset({"topic", "value", "value_base64", "key", "key_base64", "partition"})
@@ -197,7 +198,7 @@ def parse(text: bytes, where: str) -> "list[Line | Offset]":
     return found
 
 
-def _line(row: Any) -> Line | Offset:
+def _line(row: Json) -> Line | Offset:
     if not isinstance(row, dict):
         raise TypeError("a line is a JSON object with topic and value")
     known = OFFSET_FIELDS if "group" in row else FIELDS
@@ -216,8 +217,11 @@ def _line(row: Any) -> Line | Offset:
     return Line(row["topic"], _bytes(row, "value"), key, partition)
 
 
-def _bytes(row: dict[str, Any], name: str) -> bytes:
+def _bytes(row: JsonObject, name: str) -> bytes:
     if f"{name}_base64" in row:
-        return base64.b64decode(row[f"{name}_base64"], validate=True)
+        encoded = row[f"{name}_base64"]
+        if not isinstance(encoded, str):
+            raise TypeError(f"{name}_base64 is text in base64")
+        return base64.b64decode(encoded, validate=True)
     value = row[name]
     return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()

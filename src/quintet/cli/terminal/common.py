@@ -10,11 +10,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -25,6 +25,11 @@ from quintet.client.core import url as urls
 from quintet.client.core.errors import BadName, BadUrl
 from quintet.client.manage import Manage
 from quintet.model.errors import ConfigError, QuintetError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from rich.console import Console
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -53,7 +58,7 @@ yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask."
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
+def run(url: str, timeout: float, use: Callable[[Bus], Awaitable[T]]) -> T:
     """Run with an open bus, on uvloop if it is installed. What the user typed wrongly is a usage error."""
 
     async def session() -> T:
@@ -78,7 +83,7 @@ def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) 
         raise click.UsageError(f"{error}.") from error  # the client raises it for an argument without meaning
 
 
-def manage(url: str, use: Callable[[Manage], Coroutine[Any, Any, T]], timeout: float = TIMEOUT_S) -> T:
+def manage(url: str, use: Callable[[Manage], Awaitable[T]], timeout: float = TIMEOUT_S) -> T:
     """Run with the broker's management, which goes through the FlyMQ door."""
     door = door_of(url)
     if door != "flymq":
@@ -110,21 +115,27 @@ def confirm(question: str, yes: bool) -> None:
 # -- completion -------------------------------------------------------------------------------------------------------
 
 
-def _complete(ctx: click.Context, ask: Callable[[Manage], Coroutine[Any, Any, Iterable[str]]], incomplete: str) -> Any:
+def _complete(
+    ctx: click.Context, ask: Callable[[Manage], Awaitable[Iterable[str]]], incomplete: str
+) -> list[CompletionItem]:
     """Names from the broker, if one answers at once; a shell is no place for errors."""
     url = ctx.params.get("url") or os.environ.get("QUINTET_URL") or URL_DEFAULT
     try:
         names = manage(url, ask, COMPLETION_S)
     except (QuintetError, OSError, click.UsageError):
         return []
+    return completions(names, incomplete)
+
+
+def completions(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
 
 
-def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _complete(ctx, lambda broker: broker.topics(), incomplete)
 
 
-def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     async def names(broker: Manage) -> list[str]:
         return [each.group for each in await broker.groups()]
 
@@ -142,7 +153,7 @@ class Duration(click.ParamType[int]):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = duration_ms(str(value))
         if found is None:
             self.fail(f"{value!r} is no duration: 500ms, 90s, 10m, 1h30m, 7d, or seconds", param, ctx)
@@ -154,7 +165,7 @@ class Size(click.ParamType[int]):
 
     name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = _BYTES.fullmatch(str(value).strip())
         if match is None:
             self.fail(f"{value!r} is no size: 1048576, 512KiB, 10MB, 1GiB", param, ctx)
@@ -167,7 +178,7 @@ class Moment(click.ParamType[int]):
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = moment_ms(str(value))
         if found is None:
             self.fail(f"{value!r} is no time: -10m, 2026-11-15T12:00, or milliseconds since 1970", param, ctx)
@@ -248,13 +259,15 @@ def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """A dataclass, or a list of them, as JSON can hold it."""
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    if not is_dataclass(value):
-        return value
-    found: dict[str, Any] = {}
+    return plain_fields(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def plain_fields(value: "DataclassInstance") -> dict[str, object]:
+    found: dict[str, object] = {}
     for each in fields(value):
         item = getattr(value, each.name)
         if isinstance(item, bytes):
@@ -264,11 +277,11 @@ def plain(value: Any) -> Any:
     return found
 
 
-def say_json(value: Any, *, line: bool = False) -> None:
+def say_json(value: object, *, line: bool = False) -> None:
     echo(json.dumps(value, ensure_ascii=False, indent=None if line else 2))
 
 
-def say(as_json: bool, value: dict[str, Any], text: str) -> None:
+def say(as_json: bool, value: dict[str, object], text: str) -> None:
     """The one line of a result."""
     if as_json:
         say_json(value)
@@ -276,7 +289,7 @@ def say(as_json: bool, value: dict[str, Any], text: str) -> None:
         echo(text)
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
     """A rich table; columns whose name begins with > are numbers."""
     from rich import box
     from rich.table import Table
@@ -308,13 +321,17 @@ def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], nothing:
     if title:
         echo(title)
     screen, table = console(), make_table(columns, rows)
-    widths = _widths([[column.header, *(_cell(row[at]) for row in rows)] for at, column in enumerate(table.columns)])
+    widths = _widths(
+        [[str(column.header), *(_cell(row[at]) for row in rows)] for at, column in enumerate(table.columns)]
+    )
     spare = screen.width - sum(narrow + CELL_COLUMNS for narrow, _ in widths)
+    needed = 0
     for column, (narrow, whole) in zip(table.columns, widths, strict=True):
         more = max(0, min(whole - narrow, spare))
         column.width = narrow + more
         spare -= more
-    screen.width = max(screen.width, sum(column.width + CELL_COLUMNS for column in table.columns))
+        needed += column.width + CELL_COLUMNS
+    screen.width = max(screen.width, needed)
     screen.print(table)
 
 
@@ -327,7 +344,7 @@ def _widths(columns: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
     ]
 
 
-def console() -> Any:
+def console() -> "Console":
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)

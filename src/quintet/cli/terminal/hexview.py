@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import click
 
@@ -158,7 +158,7 @@ def _read(texts: tuple[str, ...], payload: bytes) -> tuple[list[Span], str]:
 # -- printing ---------------------------------------------------------------------------------------------------------
 
 
-def as_json(found: Dissection) -> dict[str, Any]:
+def as_json(found: Dissection) -> dict[str, object]:
     """Values that are bytes are text, or hex where they are not UTF-8."""
     fields = [
         {"offset": s.start, "hex": found.data[s.start : s.end].hex(), "name": s.name, "value": _plain(s.value)}
@@ -175,7 +175,7 @@ def as_json(found: Dissection) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if not isinstance(value, bytes):
         return value
     try:

@@ -15,7 +15,7 @@ Calls run side by side, and their answers may overtake each other. stdin and std
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import DecodeError, Raw, json
 
@@ -25,6 +25,7 @@ from quintet.client.agents.presence import Presence
 from quintet.client.core.errors import ConnectionLost
 from quintet.client.core.message import log
 from quintet.model.errors import QuintetError
+from quintet.model.json_value import Json, JsonObject
 
 VERSION: Final = "2025-06-18"  # of MCP, where the host does not say one
 MESSAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of one request
@@ -40,8 +41,8 @@ INVALID_PARAMS: Final = -32602
 INTERNAL: Final = -32603
 
 _LENGTH: Final = b"content-length:"
-_BODY: Final = {"description": "Anything JSON can say."}
-TOOLS: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
+_BODY: Final[JsonObject] = {"description": "Anything JSON can say."}
+TOOLS: Final[dict[str, tuple[str, JsonObject, tuple[str, ...]]]] = {
     "bus.send": (
         "Send a message to one peer by name. It is kept for a peer that is away.",
         {"to": {"type": "string", "description": "The peer's name."}, "body": _BODY},
@@ -145,7 +146,7 @@ class Frames:
 class Answer(NamedTuple):
     """A tool's result, and what to acknowledge when it is written."""
 
-    result: dict[str, Any]
+    result: dict[str, object]
     taken: tuple[PeerMessage, ...] = ()
 
 
@@ -157,7 +158,7 @@ class McpServer:
         self._write = write
         self._frames = Frames()
         self._calls: dict[str | int, asyncio.Task[None]] = {}
-        self._tools: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
+        self._tools: dict[str, Callable[[JsonObject], Awaitable[Answer]]] = {
             "bus.send": self._send,
             "bus.broadcast": self._broadcast,
             "bus.peers": self._peers,
@@ -180,7 +181,7 @@ class McpServer:
 
     async def _message(self, data: bytes) -> None:
         try:
-            message = json.decode(data)
+            message: Json = json.decode(data)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             return self._fail(None, PARSE, f"not one JSON text: {error}")
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
@@ -204,7 +205,7 @@ class McpServer:
             self._fail(id, refused.code, str(refused))
         return None
 
-    def _noted(self, method: str, params: Any) -> None:
+    def _noted(self, method: str, params: Json) -> None:
         """A notification has no answer, whatever is wrong with it."""
         if method == "notifications/cancelled" and isinstance(params, dict):
             asked = params.get("requestId")
@@ -212,7 +213,7 @@ class McpServer:
             if call is not None:
                 call.cancel()
 
-    def _answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, method: str, params: JsonObject) -> dict[str, object]:
         if method == "initialize":
             asked = params.get("protocolVersion")
             return {
@@ -236,7 +237,7 @@ class McpServer:
             }
         raise Refused(NO_METHOD, f"there is no method {method[:100]}")
 
-    async def _call(self, id: str | int, params: dict[str, Any]) -> None:
+    async def _call(self, id: str | int, params: JsonObject) -> None:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or name not in TOOLS:
             return self._fail(id, INVALID_PARAMS, f"there is no such tool; there are {', '.join(TOOLS)}")
@@ -253,7 +254,7 @@ class McpServer:
         task.add_done_callback(lambda _: self._calls.pop(id, None))
         return None
 
-    async def _run(self, id: str | int, name: str, arguments: dict[str, Any]) -> None:
+    async def _run(self, id: str | int, name: str, arguments: JsonObject) -> None:
         try:
             answer = await self._tools[name](arguments)
         except Refused as refused:
@@ -271,7 +272,7 @@ class McpServer:
             for message in answer.taken:
                 await message.ack()
 
-    def _say(self, id: str | int, result: dict[str, Any]) -> None:
+    def _say(self, id: str | int, result: dict[str, object]) -> None:
         self._write(json.encode({"jsonrpc": "2.0", "id": id, "result": result}) + b"\n")
 
     def _fail(self, id: str | int | None, code: int, text: str) -> None:
@@ -279,22 +280,22 @@ class McpServer:
 
     # -- tools -----------------------------------------------------------------------------------------------------
 
-    async def _send(self, arguments: dict[str, Any]) -> Answer:
+    async def _send(self, arguments: JsonObject) -> Answer:
         to = arguments["to"]
         if not isinstance(to, str) or not to or to == "*":
             raise Refused(INVALID_PARAMS, "to is the name of one peer; bus.broadcast sends to all")
         peer = await self._presence.peer()
         return Answer({"id": await peer.send(to, arguments["body"])})
 
-    async def _broadcast(self, arguments: dict[str, Any]) -> Answer:
+    async def _broadcast(self, arguments: JsonObject) -> Answer:
         peer = await self._presence.peer()
         return Answer({"id": await peer.broadcast(arguments["body"])})
 
-    async def _peers(self, arguments: dict[str, Any]) -> Answer:
+    async def _peers(self, arguments: JsonObject) -> Answer:
         peer = await self._presence.peer()
         return Answer({"self": peer.name, "peers": await peer.peers()})
 
-    async def _drain(self, arguments: dict[str, Any]) -> Answer:
+    async def _drain(self, arguments: JsonObject) -> Answer:
         most = arguments.get("max", DRAIN_MAX)
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= DRAIN_MAX:
             raise Refused(INVALID_PARAMS, f"max is a number from 1 to {DRAIN_MAX}")

@@ -30,7 +30,7 @@ class Portal:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         """The coroutine's result. An interrupted wait (Ctrl-C) cancels the work."""
         try:
             loop = self._started()

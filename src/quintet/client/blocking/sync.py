@@ -17,7 +17,7 @@ from quintet.client.blocking.portal import Portal, inner_of
 from quintet.client.blocking.sync_kv import Cache, Watch
 from quintet.client.blocking.sync_peer import Peer, PeerMessage, peer
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
-from quintet.client.core.base import Connector, Start
+from quintet.client.core.base import Connector, Fields, Start
 from quintet.client.core.message import Ack, Rows, T
 from quintet.client.core.subscription import PREFETCH_DEFAULT
 from quintet.client.sources.reading import Moment
@@ -465,7 +465,7 @@ class Bus:
         """Ask the server for an answer. All QoS 1 messages published before are durable when it returns."""
         return self._portal.run(self._inner.ping(timeout=timeout))
 
-    def request(self, operation: str, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+    def request(self, operation: str, *, timeout: float | None = None, **fields: object) -> Fields:
         """Any operation of a door that works by request and answer, by its name in the protocol's table, with its fields
         by theirs: `bus.request("METADATA", topic="orders")`. The answer's fields, or the error it was refused with.
         """

@@ -13,7 +13,7 @@ import asyncio
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from math import inf
@@ -270,7 +270,7 @@ def _port_hint(setup: "Setup") -> str:
     return f"is {setup.endpoint} a {setup.connector.name} port of a Quintet broker, and not {other}?"
 
 
-async def shake_hands(setup: "Setup", connection: "SocketConnection", hands: Coroutine[Any, Any, None]) -> None:
+async def shake_hands(setup: "Setup", connection: "SocketConnection", hands: Awaitable[None]) -> None:
     """Log in on a connection that was just dialled; one that ends instead is most likely not the port it was taken for."""
     try:
         await hands

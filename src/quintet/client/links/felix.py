@@ -16,7 +16,7 @@ import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from quintet.client.core.base import (
     CLOSE_S,
@@ -47,6 +47,7 @@ from quintet.client.links.felix_wire import (
     json_frame,
     unreadable,
 )
+from quintet.kernel.items import FelixReply
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 
@@ -86,7 +87,7 @@ class EventReader:
         if end and self._owner is not None:
             self._owner.finished()
 
-    def _read_hello(self, item: tuple[Any, ...]) -> bool:
+    def _read_hello(self, item: FelixReply) -> bool:
         hello = decode_json(item[1]) if item[0] == 0 else {}
         owner = self._trunk.listeners.get(hello.get("subscription_id", -1))
         if hello.get("type") != "event_stream_hello" or owner is None or not owner.take_event_stream(self._stream):
@@ -410,12 +411,11 @@ class FelixStream(PushConnection, RequestConnection):
         elif str(error) != str(known):  # otherwise it repeats an error that was already reported
             log.warning("the server refused something that nobody waits for: %s", error)
 
-    def event(self, item: tuple[Any, ...]) -> None:
+    def event(self, item: FelixReply) -> None:
         """One frame of the event stream."""
-        kind = item[0]
-        if kind == frames.EVENTS:
-            self._events_came(item[2], item[3], item[4] if len(item) > 4 else None)
-        elif kind == 0:
+        if item[0] == frames.EVENTS:
+            self._events_came(*item[2:])
+        elif item[0] == 0:
             message = decode_json(item[1])
             if message.get("type") == "event":
                 self._events_came(message.get("offset", -1), [base64.b64decode(message["payload"])])

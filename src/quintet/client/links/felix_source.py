@@ -13,7 +13,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import floor
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -30,6 +30,8 @@ from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION
 AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
 OWED_MAX: Final = 100_000  # messages that were given back and have not come again
 STARTS: Final = ("earliest", "latest")
+
+WireStart = str | dict[str, int] | dict[str, list[int]]  # a word, an offset, a time, or an offset of each partition
 
 
 class Listening(Protocol):
@@ -203,7 +205,7 @@ class FelixSource(PushSource):
         self._room.set()
         super().resume()
 
-    def _start(self) -> Any:
+    def _start(self) -> WireStart:
         """Where the subscription goes on, as the wire says it."""
         if self._kept or not self._next:
             return self._begin
@@ -276,7 +278,7 @@ class FelixSource(PushSource):
         return LogPosition(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, int(tag in self._again))
 
 
-def _start_of(wanted: Wanted) -> Any:
+def _start_of(wanted: Wanted) -> WireStart:
     """`start` as the wire says it."""
     start = wanted.start
     if start is None or start == "commit":

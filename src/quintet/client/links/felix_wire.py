@@ -4,13 +4,14 @@ No connection and no decision lives here; felix.py has them.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from quintet import kernel
 from quintet.client.core.base import Fields
 from quintet.client.core.errors import ServerError, from_server
+from quintet.kernel.items import FelixReply
 from quintet.model.errors import (
     AuthError,
     BadName,
@@ -59,7 +60,7 @@ CLOSE_CODES: Final[dict[int, tuple[type[QuintetError], str]]] = {
 }
 
 encode_json: Final = msgspec.json.Encoder().encode  # bytes become base64
-decode_json: Final = msgspec.json.Decoder(dict[str, Any]).decode
+decode_json: Final = msgspec.json.Decoder(Fields).decode
 
 
 UNREADABLE: Final = (
@@ -102,7 +103,7 @@ def packed(data: bytes) -> bytes:
     return codec.frame(codec.pack(data[frames.HEADER.size :]), flags | frames.ZSTD)
 
 
-def unpacked(flags: int, payload: bytes) -> tuple[Any, ...]:
+def unpacked(flags: int, payload: bytes) -> FelixReply:
     """The item of a frame whose payload was packed. ValueError says why it is none."""
     plain = codec.frame(codec.unpack(payload, FRAME_READ_MAX), flags & ~frames.ZSTD)
     items, _, fatal = kernel.felix_received(plain, 0, FRAME_READ_MAX)
@@ -121,7 +122,7 @@ class Inflow:
         self._tail = bytearray()
         self.wanted = 0  # bytes needed before another look at the tail can help
 
-    def feed(self, data: bytes) -> Iterator[tuple[Any, ...]]:
+    def feed(self, data: bytes) -> Iterator[FelixReply]:
         """The items one by one, so that those before one that is wrong are dealt with."""
         if self._tail:
             self._tail += data

@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from quintet import kernel
 from quintet.client.core.base import (
@@ -54,7 +54,7 @@ _FETCHES: Final = (frames.FETCH, frames.FETCH_BINARY)
 # What a field that may be left off is when one behind it is given; 0 or empty otherwise.
 _LEFT_OFF: Final = {"partition": -1}
 _TEXT_BYTES_MAX: Final = {"str8": 255, "str16": 65_535}
-_EMPTY: Final[dict[str, Any]] = {"str8": "", "str16": "", "bytes32": b"", "bool": False}
+_EMPTY: Final[dict[str, object]] = {"str8": "", "str16": "", "bytes32": b"", "bool": False}
 
 
 def encode(name: str, fields: Fields) -> tuple[frames.Operation, bytes]:
@@ -126,14 +126,15 @@ def _like(one: Load, other: Load) -> bool:
     )
 
 
+_Answer: TypeAlias = "asyncio.Future[Any]"  # Fields, or Fetched where rows are wanted
+
+
 class _Ask:
     """A request: the answer goes to `done`, as fields by name or, for a fetch, as rows."""
 
     __slots__ = ("done", "fields", "operation", "plain")
 
-    def __init__(
-        self, operation: frames.Operation, fields: Fields, done: "asyncio.Future[Any] | None", plain: bool
-    ) -> None:
+    def __init__(self, operation: frames.Operation, fields: Fields, done: "_Answer | None", plain: bool) -> None:
         self.operation = operation
         self.fields = fields
         self.done = done
@@ -196,10 +197,10 @@ class FlyConnection(SocketConnection, FetchConnection):
         operation, payload = encode("FETCH", fields)
         return self._ask(operation, payload, fields, True)
 
-    def _ask(self, operation: frames.Operation, payload: bytes, fields: Fields, plain: bool) -> "asyncio.Future[Any]":
+    def _ask(self, operation: frames.Operation, payload: bytes, fields: Fields, plain: bool) -> "_Answer":
         if self._lost is not None:
             raise self._lost
-        done: asyncio.Future[Any] = self._loop.create_future()
+        done: _Answer = self._loop.create_future()
         self._queue(operation, payload, _Ask(operation, fields, done, plain))
         return done
 

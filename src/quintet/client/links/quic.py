@@ -14,12 +14,13 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from quintet import kernel
 from quintet.client.core.errors import BadUrl, ConnectionLost
 from quintet.client.core.message import log
 from quintet.client.core.url import Endpoint
+from quintet.kernel.items import QuicEvent, SocketAddress
 from quintet.model.extras import needed_by
 
 CONNECTED, DATA, WRITABLE, STOPPED, RESET, CLOSED, SENT = range(1, 8)
@@ -86,7 +87,7 @@ class Wire(Protocol):
     """The part of an endpoint that a client uses; see kernel.QuicEndpoint."""
 
     def fileno(self) -> int: ...
-    def take(self, bytes_max: int) -> list[tuple[Any, ...]]: ...
+    def take(self, bytes_max: int) -> list[QuicEvent]: ...
     def hold(self) -> None: ...
     def flush(self) -> None: ...
     def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int: ...
@@ -103,7 +104,7 @@ class Address(NamedTuple):
     """Where a server is: an address that needs no resolving."""
 
     family: int
-    address: tuple[Any, ...]
+    address: SocketAddress
 
 
 class Proof(NamedTuple):
@@ -168,7 +169,7 @@ class Connection:
 
     async def establish(self, where: Endpoint, proof: Proof, seconds: float) -> None:
         """The handshake; ConnectionLost says why it failed, TimeoutError that no answer came."""
-        host, port = self._address.address[:2]
+        host, port = str(self._address.address[0]), int(self._address.address[1])
         try:
             self._number = self._wire.connect(host, port, where.host, *proof)
         except ValueError as error:
@@ -228,7 +229,7 @@ class Connection:
         finally:
             self._flush()
 
-    def _on(self, event: tuple[Any, ...]) -> None:
+    def _on(self, event: QuicEvent) -> None:
         kind = event[0]
         if kind == DATA:
             stream, data, end = event[2:]

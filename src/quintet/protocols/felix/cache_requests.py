@@ -4,8 +4,6 @@ FelixSession inherits it. An answer that waits for the disk is an object of its 
 it is known, without one in the order of requests.
 """
 
-from typing import Any
-
 import msgspec
 
 from quintet import kernel
@@ -13,6 +11,7 @@ from quintet.broker.bearer import Bearer
 from quintet.broker.core import Broker
 from quintet.broker.doors.cache import Cache, expires_at, name_of
 from quintet.delivery.sink import Sink
+from quintet.kernel.items import CacheEntry
 from quintet.model.errors import BadRequest, QuintetError, VersionConflict
 from quintet.protocols.base import Replies, Slot
 from quintet.protocols.felix import codec, errors, frames
@@ -39,7 +38,7 @@ class CacheRequests:
     _options: FelixListener
     _reach: Reach
     _replies: Replies
-    _scopes: dict[bytes, dict[bytes, list[Any]]]
+    _scopes: dict[bytes, dict[bytes, CacheEntry]]
     _shared: FelixPeer
     _sink: Sink
     _stopped: bool

@@ -6,7 +6,7 @@ comes by the thousand (batches, cache gets, events) is split and written by the 
 """
 
 import struct
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
@@ -302,10 +302,6 @@ _REQUESTS: Final[tuple[type[_Message], ...]] = (
     Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, NackRanges, WorkingRanges, Credit,
     Unsubscribe, CacheDelete, CacheIncr, CacheGetMany, CacheWatch,
 )  # fmt: skip
-_REPLIES: Final[tuple[type[_Message], ...]] = (
-    AuthOk, Subscribed, Hello, Event, EventBatch, CacheValue, CacheOk, PublishOk, PublishError, Ok, Error, CursorError,
-    CacheConflict, CacheNumber, CacheValues, CacheEvent, Lagged,
-)  # fmt: skip
 
 
 class _Head(msgspec.Struct):
@@ -333,7 +329,6 @@ _head_id: Final = msgspec.json.Decoder(_HeadId)
 _head_ack: Final = msgspec.json.Decoder(_HeadAck)
 plain: Final = {name: found for name, found in decoders(_REQUESTS).items() if name not in OURS}
 extended_too: Final = decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
-_replies: Final = decoders(_REPLIES)
 _encode: Final = msgspec.json.Encoder().encode
 
 FAULTS: Final = {
@@ -369,7 +364,7 @@ def decode_by(payload: bytes, decoders: Decoders) -> msgspec.Struct:
         raise BadRequest(f"{kind + ': ' if kind else ''}{error}") from error
 
 
-def decode(payload: bytes, extended: bool = False) -> Any:
+def decode(payload: bytes, extended: bool = False) -> msgspec.Struct:
     """A client's message, or BadRequest naming the field that is wrong. `extended`: ours are known, too."""
     return decode_by(payload, extended_too if extended else plain)
 
@@ -380,11 +375,6 @@ def type_of(payload: bytes) -> str:
         return "" if kernel.json_fault(payload, JSON_DEPTH_MAX) else _head.decode(payload).type
     except msgspec.DecodeError:
         return ""
-
-
-def decode_reply(payload: bytes) -> Any:
-    """A server's message, or BadRequest."""
-    return decode_by(payload, _replies)
 
 
 def agreed(ask: Auth) -> tuple[int, int | None]:

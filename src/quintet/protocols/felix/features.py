@@ -4,7 +4,7 @@ The bits are in frames.py. Field names and shapes are those of the published cli
 our own for those who say QUINTET: `cache_delete` answers with what was removed, `cache_watch` counts in offsets.
 """
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -161,19 +161,4 @@ _REQUESTS: Final[tuple[type[_Message], ...]] = (
     StreamShards, CacheShards, CacheDelete, CacheWatch, CounterAdd, CounterGet, CachePutIf, CacheDeleteIf, GroupPoll, GroupAck,
     GroupNack,
 )  # fmt: skip
-_REPLIES: Final[tuple[type[_Message], ...]] = (
-    StreamShardsView, CacheShardsView, CounterValue, CacheConditionResult, CacheWatchStarted, CacheEvent, GroupRecords,
-    Unsupported,
-)  # fmt: skip
 requests: Final = codec.plain | codec.decoders(_REQUESTS)
-_replies: Final = codec.decoders(_REPLIES)
-
-
-def decode(payload: bytes) -> Any:
-    """A message of a client that named features, or BadRequest."""
-    return codec.decode_by(payload, requests)
-
-
-def decode_reply(payload: bytes) -> Any:
-    """A message of a server to such a client, if it is one of these; else BadRequest."""
-    return codec.decode_by(payload, _replies)

@@ -13,9 +13,9 @@ import msgspec
 
 from quintet import kernel
 from quintet.broker.core import Broker
-from quintet.broker.slices import Done, Steps, unless_unwanted
+from quintet.broker.slices import Steps, unless_unwanted
 from quintet.model.errors import BadRequest
-from quintet.model.tasks import start
+from quintet.model.tasks import Done, start
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import JSON_DEPTH_MAX
 
@@ -27,7 +27,9 @@ class Unreadable(BadRequest):
     """The kernel found a fault: neither the type nor the id of the message can be told."""
 
 
-def decode(payload: bytes, decoders: codec.Decoders, broker: Broker, wanted: Callable[[], bool], done: Done) -> None:
+def decode(
+    payload: bytes, decoders: codec.Decoders, broker: Broker, wanted: Callable[[], bool], done: Done[msgspec.Struct]
+) -> None:
     """done(message, error), never within the call, and not at all if `wanted()` says no before."""
     scan, steps = partial(kernel.json_head, payload, JSON_DEPTH_MAX), partial(decode_steps, payload, decoders)
     start(broker.elsewhere.scan(scan, broker.slices, steps, wanted)).then(unless_unwanted(done))

@@ -12,7 +12,7 @@ holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
@@ -23,6 +23,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import seek_all
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Subscription
+from quintet.kernel.items import CacheEntry
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import (
@@ -69,7 +70,7 @@ class Reach:
         self._document = document
         self.targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # (names, acknowledged) -> (topic, tenant)
         self.barred: set[tuple[bytes, bool]] = set()  # of the same keys: refused, and nobody waited for the answer
-        self.scopes: dict[bytes, dict[bytes, list[Any]]] = {}  # what kernel.felix_gets may answer from
+        self.scopes: dict[bytes, dict[bytes, CacheEntry]] = {}  # what kernel.felix_gets may answer from
         self._caches: dict[tuple[Scope, bool, str], Cache] = {}
 
     def forget(self) -> None:

@@ -12,7 +12,7 @@ all that is still owed. A malformed header shuts the whole connection. Subscript
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
 from quintet.broker.topics.catalog import ANY, Topic
-from quintet.kernel.items import FelixItem
+from quintet.kernel.items import CacheEntry, FelixItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
@@ -99,7 +99,7 @@ class FelixSession(ConsumerRequests):
         self.take_output = self._replies.take
         self._reach: Reach
         self._targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # the reach's, to be looked at without a call
-        self._scopes: dict[bytes, dict[bytes, list[Any]]] = {}
+        self._scopes: dict[bytes, dict[bytes, CacheEntry]] = {}
         self._topic: Topic | None = None  # the last one published to
         self._tenant = ""  # of the last publish that was above its tenant's rate
         self._held = False
@@ -256,6 +256,7 @@ class FelixSession(ConsumerRequests):
     def _auth(self, payload: bytes, now: int) -> None:
         try:
             ask = codec.decode(payload)
+            assert isinstance(ask, codec.Auth), "its type was looked at before"
             if ask.client_flags is not None and not 0 <= ask.client_flags <= 0xFFFF:
                 raise BadRequest("auth: client_flags is a number of 16 bits")
             bearer = self._identify(ask.token.encode(), ask.tenant_id, now)

@@ -6,11 +6,12 @@ and what a watcher costs is bounded by the keys.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from quintet.broker.bearer import Bearer
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import EXPIRES, VALUE, VERSION
+from quintet.kernel.items import CacheEntry
 from quintet.model import limits
 from quintet.protocols.base import TOO_SLOW
 from quintet.protocols.felix import codec, features, frames
@@ -80,7 +81,7 @@ class WatchStream(Feed):
                 self._broker.scheduler.soon(self._unpark)
                 return
 
-    def _event(self, key: bytes, entry: list[Any] | None) -> bytes:
+    def _event(self, key: bytes, entry: CacheEntry | None) -> bytes:
         value, version = (None, self._cache.version) if entry is None else (entry[0], entry[3])
         return codec.encode(codec.CacheEvent(key=key.decode(), value=value, version=version))
 
@@ -120,7 +121,7 @@ class PublishedWatch(WatchStream):
         else:
             done(found)
 
-    def _event(self, key: bytes, entry: list[Any] | None) -> bytes:
+    def _event(self, key: bytes, entry: CacheEntry | None) -> bytes:
         offset, value, expires = self._cache.version, None, 0
         if entry is not None:
             offset, value, expires = entry[VERSION], entry[VALUE], entry[EXPIRES] // 1000

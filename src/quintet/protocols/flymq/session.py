@@ -13,7 +13,7 @@ run of PRODUCE frames is in producing.py. The one gate for rights is `_permit`; 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from quintet import kernel
 from quintet.broker.audit.audit_log import Result
@@ -26,13 +26,15 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
 from quintet.model.rights import Right
-from quintet.model.tasks import start
+from quintet.model.tasks import Done, start
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.producing import Producing
 from quintet.protocols.flymq.section import FlymqListener
+
+T = TypeVar("T")
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -339,27 +341,27 @@ class FlySession:
                 return self._elsewhere(work, partial(self._inflated, slot, operation, flags))
         return self._act(slot, operation, flags, payload)
 
-    def _elsewhere(self, work: Callable[[], object], token: Callable[[object, Exception | None], None]) -> None:
+    def _elsewhere(self, work: Callable[[], T], done: Done[T]) -> None:
         """Tens of milliseconds: not on the loop, where all others wait."""
         self._acting = True
-        told = unless_unwanted(partial(self._sink.completed, token))
-        self._broker.elsewhere.finish(work, lambda: not self.gone).then(told)
+        told = partial(self._sink.completed, done)
+        self._broker.elsewhere.finish(work, lambda: not self.gone).then(unless_unwanted(told))
 
     def _inflated(
-        self, slot: Slot, operation: frames.Operation, flags: int, result: object, failed: Exception | None
+        self, slot: Slot, operation: frames.Operation, flags: int, result: bytes | None, error: Exception | None
     ) -> None:
         self._acting = False
-        if failed is not None:
-            self._replies.fill(slot, errors.to_frame(failed, self._options.dialect))
+        if result is None:
+            assert error is not None
+            self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
             return
-        assert isinstance(result, bytes)
         try:
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 raise AuthError("this user may no longer use the connection")
             self._act(slot, operation, flags, result)
-        except QuintetError as error:
+        except QuintetError as refused:
             self._acting = False
-            self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
+            self._replies.fill(slot, errors.to_frame(refused, self._options.dialect))
 
     def _act(self, slot: Slot, operation: frames.Operation, flags: int, payload: bytes | memoryview) -> None:
         code = operation.code
@@ -497,8 +499,8 @@ class FlySession:
                 self.operation = "PRODUCE"
                 self._producing.run(*made)
                 self._replies.fill(slot, b"")
-        except QuintetError as error:
-            self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
+        except QuintetError as refused:
+            self._replies.fill(slot, errors.to_frame(refused, self._options.dialect))
 
     def _permit(self, operation: frames.Operation, ask: codec.Values) -> None:
         """The gate. Every operation has a row; what is refused here has had no effect and is written down."""

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Final
 
-from quintet.broker.audit.audit_log import Event, Query
+from quintet.broker.audit.audit_log import FIELD_BYTES_MAX, TYPES, Event, Query
 from quintet.broker.identity.access import ANONYMOUS, Acl, Role
 from quintet.broker.identity.keys import Explanation, KeyInfo
 from quintet.broker.identity.users import UserInfo
-from quintet.model.errors import UserNotFound
+from quintet.model.errors import BadRequest, UserNotFound
 from quintet.protocols.flymq import frames
 from quintet.protocols.flymq.call import Call, Handler, Values, each, success
 
@@ -117,14 +117,25 @@ def _key_remove(call: Call, ask: Values) -> None:
 # -- audit ------------------------------------------------------------------------------------------------------------
 
 
+def _query(ask: Values) -> Query:
+    """What is asked for. Of unknown types it keeps one, so that nothing is found and not everything."""
+    if len(ask["search"]) > FIELD_BYTES_MAX:
+        raise BadRequest(
+            f"the search text has {len(ask['search'])} characters; the limit is {FIELD_BYTES_MAX}, as no field of an event has more"
+        )
+    same = {name: ask[name] for name in ("start_s", "end_s", "user", "resource", "result", "search", "limit")}
+    types = tuple(TYPES.intersection(ask["types"])) or tuple(ask["types"][:1])
+    return Query(types=types, offset=ask["skip"], **same)
+
+
 def _audit_query(call: Call, ask: Values) -> None:
     made = call.then(lambda found: {"events": each(Event.fields, iter(found[0])), "total": found[1], "more": found[2]})
-    call.broker.slices.finish(call.broker.audit.query_steps(Query.asked(ask)), call.wanted).then(made)
+    call.broker.slices.finish(call.broker.audit.query_steps(_query(ask)), call.wanted).then(made)
 
 
 def _audit_export(call: Call, ask: Values) -> None:
     made = call.then(lambda data: {"format": ask["format"], "data": data})
-    steps = call.broker.audit.export_steps(Query.asked(ask.get("query", ask)), ask["format"])
+    steps = call.broker.audit.export_steps(_query(ask.get("query", ask)), ask["format"])
     call.broker.slices.finish(steps, call.wanted).then(made)
 
 

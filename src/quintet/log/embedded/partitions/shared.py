@@ -5,7 +5,7 @@ One object instead of a reference to the whole engine, so that a partition can b
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from quintet.log.embedded.files.buffers import ReadBuffers
 from quintet.log.embedded.files.directory_sync import DirectorySync
@@ -29,6 +29,7 @@ OBJECT_BYTES: Final = 432
 FREED_AT_ONCE_MAX: Final = 4_000
 
 Report = Callable[[str, dict[str, object]], None]
+Batches = list[RecordBatch] | list[RecordBatch | None]  # None: it was evicted
 # before_removal(topic_id, partition, start, then): call before offsets below start are removed on purpose, so that an anchor says
 # so first; then() removes them. partition -1: the whole topic.
 BeforeRemoval = Callable[[int, int, int, Callable[[], None]], None]
@@ -64,7 +65,7 @@ class Shared:
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: EvictionOrder[TailCache] = EvictionOrder()
         self._trimming = False
-        self._doomed: list[list[Any]] = []
+        self._doomed: list[Batches] = []
         self.memory_bytes = 0
         self.memory_bytes_max = limits.MEMORY_TOPICS_BYTES
         self.memory_order: EvictionOrder[Evictable] = EvictionOrder()
@@ -107,7 +108,7 @@ class Shared:
         self._trimming = False
         self.trim()
 
-    def discard(self, batches: list[Any]) -> None:
+    def discard(self, batches: Batches) -> None:
         """Free them a few at a time. Nobody else may hold the list."""
         if not batches:
             return
