@@ -205,9 +205,9 @@ def test_a_table_that_its_catalog_dropped_is_not_gone_on_with(tmp_path: Path) ->
     told = {"path": str(tmp_path / "t"), "format": "iceberg", "catalog.table": "db.t"}
     told |= {f"catalog.{name}": value for name, value in catalog.items()}
 
-    def put(epoch: int, **more: str) -> None:
+    def put(batch_id: int, **more: str) -> None:
         sink = StreamWriter(settings(told | more), from_arrow_schema(SCHEMA), False, str(tmp_path / "checkpoint"))
-        sink.commit([sink._stage("q", epoch, iter(rows(epoch, 1).to_batches()))], epoch)
+        sink.commit([sink._stage("q", batch_id, iter(rows(batch_id, 1).to_batches()))], batch_id)
 
     put(0)
     load_catalog("default", **catalog).drop_table("db.t")

@@ -121,11 +121,11 @@ def run(
     plan = _into(connection, options, folder, id, plan, done)
     keep = _keeps_partitions(connection, options, source, plan)
     began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
-    for epoch, one in enumerate(plan.slices[done:], done):
+    for batch_id, one in enumerate(plan.slices[done:], done):
         while (left := began + one.due_us / US - monotonic()) > 0:
             pause(min(left, PAUSE_SECONDS_MAX))
-        _publish(spark, options, source, one, writer, epoch, keep)
-        plan = plan if plan.into else _into(connection, options, folder, id, plan, epoch + 1)
+        _publish(spark, options, source, one, writer, batch_id, keep)
+        plan = plan if plan.into else _into(connection, options, folder, id, plan, batch_id + 1)
     return _result(options, source, plan, done, keep)
 
 
@@ -251,7 +251,7 @@ def _keeps_partitions(connection: FlightConnection, options: Options, source: st
 
 
 def _publish(
-    spark: "SparkSession", options: Options, source: str, one: Slice, writer: str, epoch: int, keep: bool
+    spark: "SparkSession", options: Options, source: str, one: Slice, writer: str, batch_id: int, keep: bool
 ) -> None:
     """One slice: read only files that can have it, sort each partition, stage, commit with the fence."""
     from pyspark.sql import functions as F
@@ -273,7 +273,7 @@ def _publish(
         .sortWithinPartitions("partition", "offset")
         .select(*columns)
         .write.format("quintet")
-        .options(**options.access(), topic=options.topic, txnAppId=writer, txnVersion=str(epoch))
+        .options(**options.access(), topic=options.topic, txnAppId=writer, txnVersion=str(batch_id))
         .mode("append")
         .save()
     )

@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+from pyspark import TaskContext
 
+from quintet.model.errors import QuintetError
 from quintet.spark.source.options import OptionError, without_file
 
 FILE: Final = "quintet-sink.json"
+# Local properties of Spark's tasks.
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
 REMEDY: Final = "use a new checkpointLocation, or set failOnDataLoss to false to go on without them"
 
 _log = logging.getLogger("quintet.spark")
@@ -45,6 +50,16 @@ class Sink(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.name else f"the topics that a column names in the log {self.log}"
+
+
+def batch_of_task() -> tuple[str, int]:
+    """The query id and the batch id of the streaming query whose task this process runs."""
+    context = TaskContext.get()
+    query = context.getLocalProperty(QUERY) if context is not None else None
+    batch = context.getLocalProperty(BATCH) if context is not None else None
+    if not query or batch is None:
+        raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
+    return query, int(batch)
 
 
 def load(checkpoint: str) -> Sink | None:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
@@ -44,8 +43,6 @@ from quintet.spark.source.options import OptionError, WriteOptions, errors_witho
 CHUNK_BYTES: Final = 64 << 20  # of rows that are kept in memory until their stage is synced
 ONCE: Final = -1  # the batch id of a write that is not part of a sequence
 NO_TOPIC: Final = "-"  # asked for if no topic is named: the answer has the log's identity
-QUERY: Final = "sql.streaming.queryId"
-BATCH: Final = "streaming.sql.batchId"
 
 # Column -> its possible types in Spark, and the Arrow type that is sent
 BYTES: Final = {BinaryType: pa.binary(), StringType: pa.binary()}
@@ -255,12 +252,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
 
     @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        query = context.getLocalProperty(QUERY) if context is not None else None
-        batch = context.getLocalProperty(BATCH) if context is not None else None
-        if not query or batch is None:
-            raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
-        return self._stage(query, int(batch), iterator)
+        return self._stage(*sinks.batch_of_task(), iterator)
 
     @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
