@@ -97,7 +97,7 @@ def test_options_that_change_the_rows_or_where_they_go(
 
 def test_another_pipeline_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
     checked(archive.Options(checkpoint=begun(tmp_path), topics="a", path="/l", **SAME))
-    with pytest.raises(ConfigError, match="it is of the pipeline archive, and this is dedupe"):
+    with pytest.raises(ConfigError, match="it belongs to the pipeline archive, and this is dedupe"):
         checked(dedupe.Options(checkpoint=str(tmp_path), topic="a", to_topic="b", **SAME))
 
 

@@ -493,7 +493,7 @@ class TestOptions:
         assert all(word not in f"{told!r} {where!r} {where}" for word in (SECRET, KEY))
 
     def test_words_with_a_dot_are_entries_of_a_table(self) -> None:
-        told = {
+        told: dict[str, object] = {
             "topics": "a",
             "path": "s3://b/c",
             "name": "n",
@@ -501,7 +501,7 @@ class TestOptions:
             "storage": {"region": "file", "anonymous": "true"},
         }
         words = given.words(["storage.region=word", "catalog.oauth2-server-uri=x", "--compact-every=3"])
-        options = given.options(archive, told | words)
+        options = given.options(archive, {**told, **words})
         assert isinstance(options, archive.Options) and options.compact_every == 3
         assert base.lake_options(options) == {
             "storage.region": "word", "storage.anonymous": "true", "catalog.oauth2-server-uri": "x",

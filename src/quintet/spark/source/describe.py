@@ -30,7 +30,7 @@ TopicOffsets = Mapping[str, str | int | float]  # an entry of offsets.dump, with
 
 
 class SourceProgress(TypedDict, total=False):
-    """What we use of a source in Spark's JSON of a query's progress. Offsets are those of any source."""
+    """What we use of one source in it. The offsets may be those of another kind of source."""
 
     description: str
     startOffset: object
@@ -40,8 +40,26 @@ class SourceProgress(TypedDict, total=False):
     metrics: dict[str, str]
 
 
+class StateProgress(TypedDict, total=False):
+    numRowsTotal: int
+    memoryUsedBytes: int
+
+
+class SinkProgress(TypedDict, total=False):
+    numOutputRows: int
+
+
 class QueryProgress(TypedDict, total=False):
+    """What we use of Spark's JSON of a query's progress."""
+
+    timestamp: str  # when the trigger began
+    numInputRows: int
+    processedRowsPerSecond: float
+    batchDuration: int  # ms
+    durationMs: dict[str, int]  # by step
     sources: list[SourceProgress]
+    stateOperators: list[StateProgress]
+    sink: SinkProgress
 
 
 def names() -> None:
