@@ -59,25 +59,25 @@ def batches(rows: int, size: int = VALUE_BYTES, seed: int = SEED) -> Iterator[pa
 def load(link: FlightConnection, topic: str, rows: int) -> None:
     """Put the rows into a topic that is there and empty, as a writer of Flight does: staged, then committed."""
     kept: list[pa.RecordBatch] = []
-    epoch = 0
+    batch_id = 0
     for batch in batches(rows):
         kept.append(batch)
         if sum(some.num_rows for some in kept) >= STAGE_ROWS:
-            _publish(link, topic, epoch, kept)
-            epoch, kept = epoch + 1, []
+            _publish(link, topic, batch_id, kept)
+            batch_id, kept = batch_id + 1, []
     if kept:
-        _publish(link, topic, epoch, kept)
+        _publish(link, topic, batch_id, kept)
     if (held := ends(link, topic)) != rows:
         raise BenchError(f"{topic} was given {rows} rows and has {held}. Look at the server's log.")
 
 
-def _publish(link: FlightConnection, topic: str, epoch: int, kept: list[pa.RecordBatch]) -> None:
+def _publish(link: FlightConnection, topic: str, batch_id: int, kept: list[pa.RecordBatch]) -> None:
     writer = f"bench.{topic}"
-    staged = link.stage(wire.StageRequest(writer, epoch, topic), SCHEMA, kept)
-    done = link.stage_commit(wire.StageCommit(writer, epoch, (staged.stage,), staged.rows))
+    staged = link.stage(wire.StageRequest(writer, batch_id, topic), SCHEMA, kept)
+    done = link.stage_commit(wire.StageCommit(writer, batch_id, (staged.stage,), staged.rows))
     if not done.fresh or done.rows != sum(batch.num_rows for batch in kept):
         raise BenchError(
-            f"batch {epoch} of {topic} was not published as it was sent: {done}. Look at the server's log."
+            f"batch {batch_id} of {topic} was not published as it was sent: {done}. Look at the server's log."
         )
 
 

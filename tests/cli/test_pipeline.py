@@ -131,12 +131,12 @@ def test_help_of_a_pipeline_is_made_of_its_options(nowhere: Commands) -> None:
         (("audi",), "there is no pipeline 'audi' (did you mean audit?)"),
         (("dedupe", "topik=a"), "there is no option 'topik' (did you mean topic?)"),
         (("dedupe", "to_topic=b"), "option topic is missing (The topic to read.)"),
-        (("dedupe", "topic"), "'topic' is no option of a pipeline (write KEY=VALUE"),
-        (("dedupe", "topic=a"), "say where the result goes: to_topic or to_table"),
+        (("dedupe", "topic"), "'topic' is not an option of a pipeline (write KEY=VALUE"),
+        (("dedupe", "topic=a"), "set to_topic or to_table, one of them"),
         (("dedupe", "topic=a", "to_topic=b", "--trigger", "often"), "'often' is no duration"),
         (
             ("dedupe", "topic=a", "to_topic=b", "max_per_trigger=x"),
-            "option max_per_trigger: 'x' does not do; it is a whole",
+            "option max_per_trigger: 'x' is wrong; it is a whole",
         ),
         (("dedupe", "topic=a", "to_topic=b", "--url", "http://x"), "option url: it names no Flight door"),
         (("dedupe", "--config", "nowhere.toml"), "nowhere.toml: cannot be read"),
@@ -272,10 +272,10 @@ def test_a_notebook_opens_its_session_as_told(
     line = "quintet.spark.session('spark://host:7077', conf={'spark.executor.memory': '2g', 'spark.ui.port': '4050'})"
     assert line in Path("orders.py").read_text()
     secret = ("--conf", "spark.hadoop.fs.s3a.secret.key=x", "--force")
-    assert "would stand in the notebook" in nowhere("spark", "notebook", "orders", "--print", *secret, code=2).err
+    assert "would be visible in the notebook" in nowhere("spark", "notebook", "orders", "--print", *secret, code=2).err
     for wrong in ("spark.executor.memory", "executor.memory=2g"):
         said = nowhere("spark", "sql", "select 1", "--conf", wrong, code=2).err
-        assert f"--conf '{wrong}' sets nothing of Spark's" in said
+        assert f"--conf '{wrong}' is not a setting of Spark" in said
 
 
 def test_notebooks_hold_no_secret(nowhere: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from quintet.spark import session
 from quintet.spark.sessions import start
+from quintet.spark.source import sinks
 from quintet.spark.source.options import write_options
 from quintet.spark.source.source import QuintetSource
-from quintet.spark.source.writer import BATCH, QUERY, StreamWriter
+from quintet.spark.source.writer import StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,11 +35,8 @@ class MortalWriter(StreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not os.environ["CRASH_SABOTAGE"]:
             return super().write(iterator)
-        context = TaskContext.get()
-        assert context is not None
-        query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
-        assert query is not None and batch is not None
-        return self._stage(f"{query}-{os.environ['CRASH_LIFE']}", int(batch), iterator)
+        query, batch_id = sinks.batch_of_task()
+        return self._stage(f"{query}-{os.environ['CRASH_LIFE']}", batch_id, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         super().commit(messages, batchId)

@@ -244,7 +244,7 @@ class TestRestore:
         assert contents(archived.broker, "cut", marked=True) == contents(archived.broker, "archived")
         with pytest.raises(ConfigError, match="begun with another since"):
             restore.run(spark, archived.restore("cut", name="cut", state=str(tmp_path), since="2026-01-01"))
-        with pytest.raises(ConfigError, match="its plan is not there"):
+        with pytest.raises(ConfigError, match="its plan does not exist here"):
             restore.run(spark, archived.restore("again", name="cut", state=str(tmp_path / "elsewhere")))
 
     def test_a_range_into_fewer_partitions_at_the_speed_of_its_times(

@@ -97,7 +97,7 @@ def test_options_that_change_the_rows_or_where_they_go(
 
 def test_another_pipeline_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
     checked(archive.Options(checkpoint=begun(tmp_path), topics="a", path="/l", **SAME))
-    with pytest.raises(ConfigError, match="it is of the pipeline archive, and this is dedupe"):
+    with pytest.raises(ConfigError, match="it belongs to the pipeline archive, and this is dedupe"):
         checked(dedupe.Options(checkpoint=str(tmp_path), topic="a", to_topic="b", **SAME))
 
 
@@ -205,9 +205,9 @@ def test_a_table_that_its_catalog_dropped_is_not_gone_on_with(tmp_path: Path) ->
     told = {"path": str(tmp_path / "t"), "format": "iceberg", "catalog.table": "db.t"}
     told |= {f"catalog.{name}": value for name, value in catalog.items()}
 
-    def put(epoch: int, **more: str) -> None:
+    def put(batch_id: int, **more: str) -> None:
         sink = StreamWriter(settings(told | more), from_arrow_schema(SCHEMA), False, str(tmp_path / "checkpoint"))
-        sink.commit([sink._stage("q", epoch, iter(rows(epoch, 1).to_batches()))], epoch)
+        sink.commit([sink._stage("q", batch_id, iter(rows(batch_id, 1).to_batches()))], batch_id)
 
     put(0)
     load_catalog("default", **catalog).drop_table("db.t")

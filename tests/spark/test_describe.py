@@ -1,5 +1,6 @@
 """Progress of streaming queries names its topics and has figures; Spark's workers end without stack traces."""
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -47,7 +48,8 @@ def source(**more: Any) -> dict[str, Any]:
 
 
 def shown(**more: Any) -> tuple[str, dict[str, int]]:
-    (found,) = described({"id": "q", "sources": [source(**more)]})["sources"]
+    progress = json.dumps({"id": "q", "sources": [source(**more)]})
+    (found,) = described(json.loads(progress))["sources"]
     return found["description"], {name: int(value) for name, value in found.get("metrics", {}).items()}
 
 

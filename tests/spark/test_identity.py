@@ -114,7 +114,7 @@ def test_mapped_files_of_another_log_are_not_taken_for_the_brokers(alone: Flight
         part.machine.boot_id, part.machine.lock_path, lock.st_dev, lock.st_ino, part.machine.log
     )
     assert not reading.same_machine(same_place)
-    with pytest.raises(OptionError, match=r"the files of .* do not give offset 0 here"):
+    with pytest.raises(OptionError, match=r"the files of .* do not have offset 0 here"):
         list(reader.read(reading.Task((part._replace(machine=same_place),))))
 
 

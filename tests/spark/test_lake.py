@@ -65,19 +65,19 @@ def rows(first: int, count: int, topics: tuple[str, ...] = ("orders",), step: in
     )
 
 
-def stage(table: LakeTable, writer: str, epoch: int, *parts: pa.Table) -> list[File]:
+def stage(table: LakeTable, writer: str, batch_id: int, *parts: pa.Table) -> list[File]:
     """What the tasks of one batch do, one for each part."""
     staged = []
     for part in parts:
-        heaps = Heaps(table.path, writer, epoch, table.columns(), in_place=table.in_place)
+        heaps = Heaps(table.path, writer, batch_id, table.columns(), in_place=table.in_place)
         for batch in part.to_batches(max_chunksize=7):
             heaps.add(batch)
         staged += heaps.finish()
     return staged
 
 
-def put(table: LakeTable, writer: str, epoch: int, *parts: pa.Table) -> bool:
-    return table.commit(writer, epoch, stage(table, writer, epoch, *parts), parts[0].schema)
+def put(table: LakeTable, writer: str, batch_id: int, *parts: pa.Table) -> bool:
+    return table.commit(writer, batch_id, stage(table, writer, batch_id, *parts), parts[0].schema)
 
 
 def offsets(table: LakeTable) -> list[int]:
@@ -172,8 +172,8 @@ class TestCommit:
     def test_commits_are_kept_for_a_while_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(journal, "KEPT", 2)
         table = ParquetTable(str(tmp_path / "t"), BY)
-        for epoch in range(5):
-            put(table, "q", epoch, rows(epoch, 1))
+        for batch_id in range(5):
+            put(table, "q", batch_id, rows(batch_id, 1))
         assert sorted(path.name for path in folder(table).glob("_quintet/commits/q/*")) == ["3.json", "4.json"]
         assert not put(table, "q", 1, rows(1, 1))
 
@@ -280,8 +280,8 @@ class TestCutOff:
     def test_a_swap_of_two_renames(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(swap, "exchange", lambda one, other: False)
         table = ParquetTable(str(tmp_path / "t"), BY)
-        for epoch in range(3):
-            put(table, "q", epoch, rows(epoch, 1))
+        for batch_id in range(3):
+            put(table, "q", batch_id, rows(batch_id, 1))
         with monkeypatch.context() as patch:
             _stop_after(patch, 2)  # the merged file to the new directory, the old directory away
             with pytest.raises(RuntimeError, match="cut off"):
@@ -385,11 +385,11 @@ class TestColumns:
             "struct": (item, {"a": 1, "b": ["x", None]}),
             "map": (pa.map_(pa.string(), pa.int64()), [("k", 1)]),
         }
-        for epoch in range(2):
-            wide = rows(epoch, 1)
+        for batch_id in range(2):
+            wide = rows(batch_id, 1)
             for name, (kind, value) in kinds.items():
                 wide = wide.append_column(name, pa.array([value], kind))
-            put(table, "q", epoch, wide)
+            put(table, "q", batch_id, wide)
         table.compact()
         found = files.read_files(table.listing()[1])
         for name, (_, value) in kinds.items():
@@ -398,9 +398,9 @@ class TestColumns:
 
     def test_times_that_no_calendar_has_are_kept(self, table: LakeTable) -> None:
         odd = [-(1 << 56), 1 << 61, 0]
-        for epoch in range(2):
-            some = rows(3 * epoch, 3).set_column(5, "timestamp", pa.array(odd, pa.timestamp("us", tz="UTC")))
-            assert put(table, "q", epoch, some)
+        for batch_id in range(2):
+            some = rows(3 * batch_id, 3).set_column(5, "timestamp", pa.array(odd, pa.timestamp("us", tz="UTC")))
+            assert put(table, "q", batch_id, some)
         table.compact()
         _, paths = table.listing()
         times = files.read_files(paths).column("timestamp").cast(pa.int64()).to_pylist()
@@ -510,8 +510,8 @@ class TestOtherReaders:
 
 class TestCompaction:
     def test_small_files_become_one_of_each_partition_value(self, table: LakeTable) -> None:
-        for epoch in range(4):
-            put(table, "q", epoch, rows(epoch * 10, 10, ("a", "b")))
+        for batch_id in range(4):
+            put(table, "q", batch_id, rows(batch_id * 10, 10, ("a", "b")))
         done = table.compact()
         assert (done.before, done.after, done.rows) == (8, 2, 40)
         assert offsets(table) == list(range(40))
@@ -523,8 +523,8 @@ class TestCompaction:
         assert left(table) == []
 
     def test_large_files_stay_and_groups_end_at_the_target(self, table: LakeTable) -> None:
-        for epoch in range(6):
-            put(table, "q", epoch, rows(epoch * 10, 10))
+        for batch_id in range(6):
+            put(table, "q", batch_id, rows(batch_id * 10, 10))
         size = max(path.stat().st_size for path in table.paths())
         assert table.compact(target_bytes=size).before == 0
         assert table.compact(target_bytes=int(2.5 * size)).after == 3
@@ -533,8 +533,8 @@ class TestCompaction:
     def test_a_reader_of_a_parquet_table_never_sees_a_row_twice_or_not(self, tmp_path: Path) -> None:
         """Whoever lists the directory at any moment of the exchange: looked at on both sides of every system call of it."""
         table = ParquetTable(str(tmp_path / "t"), BY)
-        for epoch in range(3):
-            put(table, "q", epoch, rows(epoch, 1))
+        for batch_id in range(3):
+            put(table, "q", batch_id, rows(batch_id, 1))
         (place,) = {path.parent for path in table.paths()}
         assert isinstance(place, Path)
         views = []
@@ -555,16 +555,16 @@ class TestCompaction:
     @pytest.mark.parametrize("format", ["delta", "iceberg"])
     def test_a_table_without_partitions_again_and_again(self, tmp_path: Path, format: str) -> None:
         table = table_of(str(tmp_path / "t"), format, ())
-        for epoch in range(6):
-            put(table, "q", epoch, rows(epoch, 1))
+        for batch_id in range(6):
+            put(table, "q", batch_id, rows(batch_id, 1))
             table.compact()
         assert offsets(table) == list(range(6))
         assert len(table.paths()) == 1
 
     def test_null_and_nothing_are_two_values(self, table: LakeTable) -> None:
-        for epoch in range(2):
-            some = rows(2 * epoch, 2).set_column(2, "topic", pa.array([None, ""], pa.string()))
-            put(table, "q", epoch, some)
+        for batch_id in range(2):
+            some = rows(2 * batch_id, 2).set_column(2, "topic", pa.array([None, ""], pa.string()))
+            put(table, "q", batch_id, some)
         table.compact()
         _, paths = table.listing()
         found = [files.read_files([path]).column("topic").to_pylist() for path in paths]
@@ -573,15 +573,15 @@ class TestCompaction:
     def test_files_that_cannot_be_merged_stop_no_stream(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         given = settings({"path": str(tmp_path / "t"), "compactEvery": "2"})
         sink = Sink(given, from_arrow_schema(SCHEMA), False)
-        for epoch in range(2):
-            sink._commit([sink._stage("q", epoch, iter(rows(epoch, 1).to_batches()))])
+        for batch_id in range(2):
+            sink._commit([sink._stage("q", batch_id, iter(rows(batch_id, 1).to_batches()))])
         assert "were not merged: the table" in caplog.text
         assert offsets(sink._table()) == [0, 1]
 
     def test_a_parquet_table_without_partitions_cannot(self, tmp_path: Path) -> None:
         table = ParquetTable(str(tmp_path / "t"), ())
-        for epoch in range(2):
-            put(table, "q", epoch, rows(epoch, 1))
+        for batch_id in range(2):
+            put(table, "q", batch_id, rows(batch_id, 1))
         with pytest.raises(LakeError, match="no partition columns"):
             table.compact()
         assert offsets(table) == [0, 1]
@@ -593,8 +593,8 @@ class TestExpiry:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
     ) -> None:
         table = table_of(str(tmp_path / "t"), format, BY)
-        for epoch in range(3):
-            put(table, "q", epoch, rows(epoch, 1))
+        for batch_id in range(3):
+            put(table, "q", batch_id, rows(batch_id, 1))
         table.compact()
         assert len(list(folder(table).glob("date=*/*/*.parquet"))) == 4  # for those who look back
         monkeypatch.setattr(importlib.import_module(type(table).__module__), "KEEP_HOURS", 0)

@@ -139,8 +139,8 @@ class TestCommit:
         monkeypatch.setattr(claims, "KEPT", claims.KEPT | kept)
         at = make.where
         claims.CommitClaims(at).make("early", 7, 5)
-        for epoch in range(7):
-            claims.CommitClaims(at).make("q", epoch, 1)
+        for batch_id in range(7):
+            claims.CommitClaims(at).make("q", batch_id, 1)
         assert not [name for name in make.names() if name.endswith("00000000000000000001.json")]
         assert claims.CommitClaims(at).last("early") == (7, 5)
         assert claims.CommitClaims(at).last("q") == (6, 1)
@@ -187,8 +187,8 @@ class TestCutOff:
         assert make.globbed() == offsets(make.open("parquet")) == list(range(7))
 
     def test_a_merge_is_finished_by_whoever_comes_next(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-        for epoch in range(3):
-            put(make.open("parquet"), "q", epoch, rows(epoch, 1))
+        for batch_id in range(3):
+            put(make.open("parquet"), "q", batch_id, rows(batch_id, 1))
         with monkeypatch.context() as patch:
             patch.setattr(ObjectPath, "move_to", _cut)  # the small files are gone, the merged one is not there
             with pytest.raises(RuntimeError, match="cut off"):
@@ -398,8 +398,8 @@ class TestTwoDrivers:
 
 class TestCompaction:
     def test_small_files_become_one_of_each_partition_value(self, make: Maker, format: str) -> None:
-        for epoch in range(3):
-            put(make.open(format), "q", epoch, rows(epoch * 10, 10, ("a", "b")))
+        for batch_id in range(3):
+            put(make.open(format), "q", batch_id, rows(batch_id * 10, 10, ("a", "b")))
         done = make.open(format).compact()
         assert (done.before, done.after, done.rows) == (6, 2, 30)
         assert len(make.open(format).paths()) == 2
@@ -418,8 +418,8 @@ class TestCompaction:
     def test_of_two_that_merge_at_once_one_does(
         self, make: Maker, format: str, moment: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for epoch in range(3):
-            put(make.open(format), "q", epoch, rows(epoch, 1))
+        for batch_id in range(3):
+            put(make.open(format), "q", batch_id, rows(batch_id, 1))
         kind, name = (type(make.open(format)), "_replace") if moment == "before" else where_it_commits(format)
         real = getattr(kind, name)
 
@@ -483,8 +483,8 @@ class TestOptions:
             from pyiceberg.utils.config import Config
 
             monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-        for epoch in range(2):
-            put(table_of(make.path, format, BY), "q", epoch, rows(epoch, 1))
+        for batch_id in range(2):
+            put(table_of(make.path, format, BY), "q", batch_id, rows(batch_id, 1))
         assert offsets(table_of(make.path, format)) == [0, 1]
 
     def test_secrets_are_in_no_text(self, store: Store) -> None:
@@ -493,7 +493,7 @@ class TestOptions:
         assert all(word not in f"{told!r} {where!r} {where}" for word in (SECRET, KEY))
 
     def test_words_with_a_dot_are_entries_of_a_table(self) -> None:
-        told = {
+        told: dict[str, object] = {
             "topics": "a",
             "path": "s3://b/c",
             "name": "n",
@@ -501,7 +501,7 @@ class TestOptions:
             "storage": {"region": "file", "anonymous": "true"},
         }
         words = given.words(["storage.region=word", "catalog.oauth2-server-uri=x", "--compact-every=3"])
-        options = given.options(archive, told | words)
+        options = given.options(archive, {**told, **words})
         assert isinstance(options, archive.Options) and options.compact_every == 3
         assert base.lake_options(options) == {
             "storage.region": "word", "storage.anonymous": "true", "catalog.oauth2-server-uri": "x",

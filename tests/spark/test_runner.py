@@ -49,7 +49,7 @@ def test_an_unknown_pipeline_has_a_neighbour() -> None:
     assert found.value.hint == "did you mean archive?"
     with pytest.raises(ConfigError, match="there is no pipeline"):
         pipelines.load("tests.spark.nothing")
-    with pytest.raises(ConfigError, match="is no pipeline"):
+    with pytest.raises(ConfigError, match="is not a pipeline"):
         pipelines.load("tests.spark.conftest")
 
 
@@ -69,14 +69,14 @@ def test_words_become_options() -> None:
     [
         ({"rws": "1"}, "there is no option 'rws' did you mean rows?"),
         ({"zzzzzz": "1"}, "there are url, user"),
-        ({"rows": "many"}, "option rows: 'many' does not do; it is a whole number"),
-        ({"rows": "0"}, "option rows: '0' does not do; "),
-        ({"mode": "loud"}, "option mode: 'loud' does not do; "),
-        ({"fields": "c"}, "option fields: 'c' does not do; it is a table"),
+        ({"rows": "many"}, "option rows: 'many' is wrong; it is a whole number"),
+        ({"rows": "0"}, "option rows: '0' is wrong; "),
+        ({"mode": "loud"}, "option mode: 'loud' is wrong; "),
+        ({"fields": "c"}, "option fields: 'c' is wrong; it is a table"),
         ({"trigger": "soon"}, "'soon' is no duration"),
         ({"url": "http://user:hush@host"}, "option url: it names no Flight door"),
         ({"token": 1.5j}, "option token: "),
-        ({"name": "a\nb"}, "characters that can be printed --name"),
+        ({"name": "a\nb"}, "printable characters --name"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
@@ -94,7 +94,7 @@ def test_what_is_missing_is_explained() -> None:
         runner.prepare(COUNT, {})
     assert found.value.hint == "Only a word."
     for word in ("x", "=x"):
-        with pytest.raises(ConfigError, match="is no option of a pipeline"):
+        with pytest.raises(ConfigError, match="is not an option of a pipeline"):
             given.words([word])
     with pytest.raises(ConfigError, match="given twice"):
         given.words(["a=1", "a=2"])
@@ -105,7 +105,7 @@ def test_options_of_a_file(tmp_path: Path) -> None:
     file.write_text('rows = 3\nby = ["x"]\n[fields]\na = "int"\n')
     assert given.file(file) == {"rows": 3, "by": ["x"], "fields": {"a": "int"}}
     file.write_text("rows = ")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not TOML"):
         given.file(file)
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         given.file(tmp_path / "nowhere")
@@ -182,7 +182,7 @@ WORKER = "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
         (RuntimeError("a"), "RuntimeError: a.", False),
         (
             ConnectionRefusedError(111, "refused"),
-            "Spark's virtual machine has died, or does not answer any more.",
+            "Spark's JVM has died, or does not answer any more.",
             False,
         ),
         (

@@ -152,7 +152,7 @@ def test_a_session_of_spark_connect_is_not_attached_to() -> None:
     from pyspark.sql.connect.session import SparkSession as Remote
 
     remote: Any = object.__new__(Remote)
-    with pytest.raises(ConfigError, match="a session of Spark Connect has its virtual machine elsewhere"):
+    with pytest.raises(ConfigError, match="a session of Spark Connect has its JVM in another process"):
         quintet.spark.attach(remote)
 
 

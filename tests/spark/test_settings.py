@@ -138,8 +138,8 @@ def test_words_for_spark_submit() -> None:
     [
         ("--conf 'spark.a", "cannot be read: No closing quotation"),
         ("--master", "ends with --master, which has no value"),
-        ("--conf a=b", "'a=b' sets nothing of Spark's"),
-        ("--properties-file /no/where", "the file /no/where, which is not there"),
+        ("--conf a=b", "'a=b' is not a setting of Spark"),
+        ("--properties-file /no/where", "the file /no/where, which does not exist"),
     ],
 )
 def test_wrong_words_are_named(text: str, said: str, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def stream_writer(broker: FlightServer, topic: str, **options: str) -> StreamWri
     return source(broker, topic=topic, **options).streamWriter(PLAIN, False)
 
 
-def test_an_epoch_is_published_once(broker: FlightServer, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_id_is_published_once(broker: FlightServer, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "CHUNK_BYTES", 1)
     query = f"query-{topic}"
     sink = stream_writer(broker, topic)

@@ -364,7 +364,7 @@ def test_files_that_are_not_there_are_asked_of_the_broker(broker: FlightServer, 
         task = reading.Task((changed,))
         assert sum(batch.num_rows for batch in reader.read(task)) == 5
         forced, _ = tasks_of(broker, subscribe=topic, access="files")
-        with pytest.raises(OptionError, match=r"option access: the files of .* do not give offset 0 here"):
+        with pytest.raises(OptionError, match=r"option access: the files of .* do not have offset 0 here"):
             list(forced.read(task))
 
 

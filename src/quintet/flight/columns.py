@@ -16,7 +16,7 @@ another type or another order than the log's. No broker, no I/O.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -79,13 +79,13 @@ def bits(columns: Sequence[str]) -> int:
     return sum({_BITS[_known(name)] for name in columns})
 
 
-def schema_of(columns: Sequence[str] = COLUMNS) -> Any:
+def schema_of(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     """The schema of these columns, in this order."""
     return _schema(tuple(columns))
 
 
 @lru_cache(maxsize=CONSTANTS_KEPT)
-def _schema(columns: tuple[str, ...]) -> Any:
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([SCHEMA.field(_known(name)) for name in columns])
 
 
@@ -98,7 +98,7 @@ def _known(name: str) -> str:
 # -- out of the log ---------------------------------------------------------------------------------------------------
 
 
-def to_batch(gathered: Gathered, topic: str, partition: int, columns: Sequence[str] = COLUMNS) -> Any:
+def to_batch(gathered: Gathered, topic: str, partition: int, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
     """The record batch of rows that were gathered with `bits(columns)`. The buffers are used where they are."""
     n, b = gathered.count, [None if one is None else pa.py_buffer(one) for one in gathered.buffers]
     arrays = []
@@ -123,11 +123,11 @@ def to_batch(gathered: Gathered, topic: str, partition: int, columns: Sequence[s
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
 
 
-def _bytes(kind: Any, n: int, buffers: Sequence[Any]) -> Any:
+def _bytes(kind: pa.DataType, n: int, buffers: Sequence[pa.Buffer | None]) -> pa.Array:
     return pa.Array.from_buffers(kind, n, buffers, null_count=0 if buffers[0] is None else -1)
 
 
-def _headers(n: int, b: Sequence[Any], bitmap: Any) -> Any:
+def _headers(n: int, b: Sequence[pa.Buffer], bitmap: pa.Buffer | None) -> pa.Array:
     lists, name_offsets, names, value_offsets, values = b
     m = name_offsets.size // 4 - 1
     children = [
@@ -138,21 +138,21 @@ def _headers(n: int, b: Sequence[Any], bitmap: Any) -> Any:
     return pa.Array.from_buffers(SCHEMA.field("headers").type, n, [None, lists], null_count=0, children=[pairs])
 
 
-def _constant(value: str | int, n: int) -> Any:
+def _constant(value: str | int, n: int) -> pa.Array:
     if n > CONSTANT_ROWS_MAX:
         return _repeated.__wrapped__(value, n)
     return _repeated(value, max(CONSTANT_ROWS_MIN, 1 << (n - 1).bit_length() if n else 0)).slice(0, n)
 
 
 @lru_cache(maxsize=CONSTANTS_KEPT)
-def _repeated(value: str | int, n: int) -> Any:
+def _repeated(value: str | int, n: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int32()), n)
 
 
 # -- into the log -----------------------------------------------------------------------------------------------------
 
 
-def from_batch(batch: Any) -> Columns:
+def from_batch(batch: pa.RecordBatch) -> Columns:
     """A record batch as kernel.scatter takes it. BadRequest names the column that does not fit. The views are into the
     batch's own memory wherever it has the log's types."""
     names = batch.schema.names
@@ -163,7 +163,7 @@ def from_batch(batch: Any) -> Columns:
     if "value" not in names:
         raise BadRequest("there is no column `value`", hint="every row needs one; null is a tombstone")
 
-    def given(name: str) -> Any | None:
+    def given(name: str) -> pa.Array | None:
         """The column, unless it says nothing."""
         column = batch.column(name) if name in names else None
         return None if column is None or pa.types.is_null(column.type) else column
@@ -179,11 +179,11 @@ def from_batch(batch: Any) -> Columns:
     )
 
 
-def _wrong(name: str, found: Any, wanted: str) -> BadRequest:
+def _wrong(name: str, found: pa.DataType, wanted: str) -> BadRequest:
     return BadRequest(f"the column `{name}` is {found}, it must be {wanted}", hint="cast it before it is sent")
 
 
-def _cast(name: str, column: Any, kind: Any, safe: bool = True) -> Any:
+def _cast(name: str, column: pa.Array, kind: pa.DataType, safe: bool = True) -> pa.Array:
     try:
         return column.cast(kind, safe=safe)
     except pa.ArrowInvalid as error:
@@ -192,7 +192,7 @@ def _cast(name: str, column: Any, kind: Any, safe: bool = True) -> Any:
         ) from None
 
 
-def _binary(name: str, column: Any) -> Any:
+def _binary(name: str, column: pa.Array) -> pa.Array:
     """The column as binary with 32-bit offsets."""
     types = pa.types
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -210,7 +210,7 @@ def _binary(name: str, column: Any) -> Any:
     return column if types.is_binary(column.type) else _cast(name, column, pa.binary())
 
 
-def _view_lengths(column: Any) -> Any:
+def _view_lengths(column: pa.Array) -> pa.Array:
     """The first four bytes of each sixteen; Arrow has no function for it."""
     n, at = len(column), column.offset
     words = pa.Array.from_buffers(pa.int32(), 4 * (at + n), [None, column.buffers()[1]], null_count=0)
@@ -218,7 +218,7 @@ def _view_lengths(column: Any) -> Any:
     return pc.if_else(column.is_valid(), lengths, 0)
 
 
-def _check_decoded(name: str, lengths: Any) -> None:
+def _check_decoded(name: str, lengths: pa.Array) -> None:
     """A few bytes that stand for gigabytes must not become them."""
     size = pc.sum(lengths.cast(pa.int64())).as_py() or 0
     if size > DECODED_BYTES_MAX:
@@ -228,11 +228,11 @@ def _check_decoded(name: str, lengths: Any) -> None:
         )
 
 
-def _view(buffer: Any, start: int = 0) -> memoryview | bytes:
+def _view(buffer: pa.Buffer | None, start: int = 0) -> memoryview | bytes:
     return b"" if buffer is None else memoryview(buffer).cast("B")[start:]
 
 
-def _var(column: Any) -> Var:
+def _var(column: pa.Array) -> Var:
     """Bitmap, offsets and bytes of a binary array, which may be a slice of a larger one."""
     n, at = len(column), column.offset
     if n == 0:
@@ -241,7 +241,7 @@ def _var(column: Any) -> Var:
     return _valid(bitmap, at, n) if column.null_count else None, _view(offsets, 4 * at), _view(data)
 
 
-def _valid(bitmap: Any, at: int, n: int) -> memoryview | bytes:
+def _valid(bitmap: pa.Buffer | None, at: int, n: int) -> memoryview | bytes:
     """The bits from number `at` on, the first of them in the lowest bit of the first byte."""
     view = _view(bitmap, at // 8)
     if at % 8 == 0:
@@ -250,7 +250,7 @@ def _valid(bitmap: Any, at: int, n: int) -> memoryview | bytes:
     return (bits_there & ((1 << n) - 1)).to_bytes((n + 7) // 8, "little")
 
 
-def _lists(column: Any) -> Lists | None:
+def _lists(column: pa.Array) -> Lists | None:
     types, kind = pa.types, column.type
     wanted = "list<struct<key: string, value: binary>>"
     if not types.is_list(kind) and not types.is_large_list(kind):
@@ -275,7 +275,7 @@ def _lists(column: Any) -> Lists | None:
     return (_view(offsets.buffers()[1]), *_var(names)[1:], value_offsets, data, bitmap)
 
 
-def _timestamps(column: Any | None) -> memoryview | bytes | None:
+def _timestamps(column: pa.Array | None) -> memoryview | bytes | None:
     if column is None or column.null_count == len(column):
         return None
     if not pa.types.is_timestamp(column.type):
@@ -288,7 +288,7 @@ def _timestamps(column: Any | None) -> memoryview | bytes | None:
     return _view(column.buffers()[1], 8 * column.offset)
 
 
-def _chosen(column: Any | None) -> memoryview | bytes | None:
+def _chosen(column: pa.Array | None) -> memoryview | bytes | None:
     if column is None or column.null_count == len(column):
         return None
     if not pa.types.is_integer(column.type):

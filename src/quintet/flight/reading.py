@@ -14,7 +14,9 @@ for piece by piece. Rights are asked for at the start. A stream sees what was vi
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet import kernel
 from quintet.broker.topics.seek import read_from
@@ -80,7 +82,7 @@ def _lost(topic: str, partition: int, first: int, last: int, why: str) -> DataLo
     )
 
 
-def read(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Any]:
+def read(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[pa.RecordBatch]:
     """The record batches."""
     found = _from_memory(bridge, planned, ask) if planned.files is None else _from_files(planned.files, planned, ask)
     for gathered in found:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -43,7 +43,7 @@ READS_NOTHING: Final = "the reader took nothing of a stream for too long, and sh
 
 T = TypeVar("T")
 Report = Callable[[str, dict[str, object]], None]
-Action = Callable[[verbs.Call, Any], Verb[Any]]
+Action = Callable[..., Verb[msgspec.Struct]]  # of (verbs.Call, a request); wire.ACTIONS has the type of the request
 
 # What each action does, for list_actions; the names are those of wire.ACTIONS.
 ABOUT: Final = {
@@ -292,7 +292,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
 
-    def _counted(self, batches: Iterator[Any], permit: _CallPermit, peer: str) -> Iterator[Any]:
+    def _counted(self, batches: Iterator[pa.RecordBatch], permit: _CallPermit, peer: str) -> Iterator[pa.RecordBatch]:
         """Each batch on its way out. The permit goes with this generator, also if it is never begun."""
         figures, outgoing = self.figures, self.outgoing
         try:
@@ -345,7 +345,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
 
-    def _taken(self, reader: Iterable[flight.FlightStreamChunk]) -> Iterator[Any]:
+    def _taken(self, reader: Iterable[flight.FlightStreamChunk]) -> Iterator[pa.RecordBatch]:
         with self._lock:
             self.figures.puts += 1
         for chunk in reader:
@@ -383,7 +383,7 @@ def _decode(kind: type[T], data: bytes, what: str) -> T:
         raise BadRequest(f"{what}: {error}", hint="it is JSON with the fields that quintet.flight.wire names") from None
 
 
-def _bytes(body: Any) -> bytes:
+def _bytes(body: pa.Buffer | None) -> bytes:
     return b"" if body is None else bytes(body)
 
 

@@ -394,12 +394,12 @@ async def stage_commit(call: Call, ask: wire.StageCommit) -> wire.StageCommitted
         raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
     if ask.log not in ("", call.broker.log.identity):  # before the fence is asked: that of another log says nothing
         raise OtherLog(
-            f"batch {ask.epoch} of {ask.writer} was staged in the log {ask.log}, this broker has the log"
+            f"batch {ask.batch_id} of {ask.writer} was staged in the log {ask.log}, this broker has the log"
             f" {call.broker.log.identity}: nothing was committed",
             hint="the broker behind the address was replaced, or its data folder emptied: begin with a new checkpoint",
         )
     stages = tuple(id for id in ask.stages if id)  # "" is the stage of a do_put without rows
-    what = (ask.writer, ask.epoch, stages, ask.rows, ask.accept_other)
+    what = (ask.writer, ask.batch_id, stages, ask.rows, ask.accept_other)
     fresh, _ = await call.broker.stages.commit(call.owner, *what, lambda topic: call.require("publish", topic))
     return wire.StageCommitted(fresh, ask.rows)  # what is not visible yet follows by itself
 
@@ -413,10 +413,10 @@ async def fence(call: Call, ask: wire.FenceRequest) -> wire.FenceAnswer:
     return wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer), call.broker.log.identity)
 
 
-def stage_open(call: Call, writer: str, epoch: int) -> Stage:
+def stage_open(call: Call, writer: str, batch_id: int) -> Stage:
     if call.broker.draining:
         raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-    return call.broker.stages.open(call.owner, writer, epoch)
+    return call.broker.stages.open(call.owner, writer, batch_id)
 
 
 async def target(call: Call, name: str) -> tuple[int, int, int, str]:

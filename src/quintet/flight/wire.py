@@ -22,6 +22,8 @@ from quintet.model.rights import Right
 COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
 ROWS_PER_BATCH: Final = 20_000  # what a reader asks for when it says nothing
 ROWS_PER_BATCH_MAX: Final = 1 << 20
+# The name of the field `batch_id` on the wire. Clients in other languages send it, so it stays.
+BATCH_ID: Final = "epoch"
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,10 +162,10 @@ class Located(Answer, frozen=True):
 
 
 class StageRequest(Request, frozen=True):
-    """Stage the rows of this do_put for batch `epoch` of `writer`. `topic` "": a column names the topic of each row."""
+    """Stage the rows of this do_put for batch `batch_id` of `writer`. `topic` "": a column names the topic of each row."""
 
     writer: str
-    epoch: int
+    batch_id: int = msgspec.field(name=BATCH_ID)
     topic: str = ""
 
 
@@ -180,12 +182,12 @@ class Staged(Answer, frozen=True):
 
 
 class StageCommit(Request, frozen=True):
-    """Publish these stages as batch `epoch` of `writer`: all of it, once. `rows` is what the caller counted.
-    `accept_other`: this epoch was committed before with another number of rows; pass over that. `log`: the log that has the
+    """Publish these stages as batch `batch_id` of `writer`: all of it, once. `rows` is what the caller counted.
+    `accept_other`: this batch was committed before with another number of rows; pass over that. `log`: the log that has the
     stages and knows the writer; another one refuses (E1333), "" is not checked."""
 
     writer: str
-    epoch: int
+    batch_id: int = msgspec.field(name=BATCH_ID)
     stages: tuple[str, ...]
     rows: int
     accept_other: bool = False
@@ -193,7 +195,7 @@ class StageCommit(Request, frozen=True):
 
 
 class StageCommitted(Answer, frozen=True):
-    """`fresh` false: this epoch had been committed before, and these stages were thrown away."""
+    """`fresh` false: this batch had been committed before, and these stages were thrown away."""
 
     fresh: bool
     rows: int
@@ -208,9 +210,9 @@ class FenceRequest(Request, frozen=True):
 
 
 class FenceAnswer(Answer, frozen=True):
-    """The highest epoch that was committed in this log, -1 if none was."""
+    """The highest batch id that was committed in this log, -1 if none was."""
 
-    epoch: int
+    batch_id: int = msgspec.field(name=BATCH_ID)
     log: str
 
 

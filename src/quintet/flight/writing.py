@@ -10,7 +10,7 @@ asked for after the sync, which is late enough for the answer to be known.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -49,7 +49,7 @@ class Put:
         self._checked = (0, 0)  # bytes and parts of its stage, when it was last asked whether there is room
         self._targets: dict[str, tuple[int, int, int, str]] = {}  # number, partitions, whose turn it is, identity
 
-    def publish(self, topic: str, batches: Iterable[Any]) -> wire.Staged:
+    def publish(self, topic: str, batches: Iterable[pa.RecordBatch]) -> wire.Staged:
         """All of it or nothing."""
         staged = self.stage(wire.StageRequest(PUT_WRITER, ONCE, topic), batches)
         if staged.rows:
@@ -78,7 +78,7 @@ class Put:
                     hint="look at the end of the topic before you send them again",
                 ) from error
 
-    def stage(self, ask: wire.StageRequest, batches: Iterable[Any]) -> wire.Staged:
+    def stage(self, ask: wire.StageRequest, batches: Iterable[pa.RecordBatch]) -> wire.Staged:
         """Keep all of it until it is committed or aborted. Without rows there is no stage, and none is needed."""
         log, identity = self._broker.log.identity, ""
         if ask.topic:
@@ -88,7 +88,7 @@ class Put:
             for batch in batches:
                 for number, partition, data, count in self._scatter(ask.topic, batch):
                     if stage is None:
-                        stage = self._bridge.ask(lambda: verbs.stage_open(self._call(), ask.writer, ask.epoch))
+                        stage = self._bridge.ask(lambda: verbs.stage_open(self._call(), ask.writer, ask.batch_id))
                     stage.append(number, partition, data, count)
                     self._check_room(stage)
             if stage is None:
@@ -122,7 +122,7 @@ class Put:
     def _call(self) -> verbs.Call:
         return verbs.Call(self._broker, self._caller)
 
-    def _scatter(self, topic: str, batch: Any) -> Iterator[tuple[int, int, bytearray, int]]:
+    def _scatter(self, topic: str, batch: pa.RecordBatch) -> Iterator[tuple[int, int, bytearray, int]]:
         """The log batches of a record batch: (number of the topic, partition, batch, its rows)."""
         if self._bridge.closed:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
@@ -148,7 +148,7 @@ class Put:
         return found
 
 
-def _by_topic(topic: str, batch: Any) -> Iterator[tuple[str, Any]]:
+def _by_topic(topic: str, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The rows of each topic, in their order: of the one that was named, or of those that the column names."""
     if topic:
         yield topic, batch
@@ -170,7 +170,7 @@ def _by_topic(topic: str, batch: Any) -> Iterator[tuple[str, Any]]:
             raise BadRequest(f"the rows cannot be sorted by topic: {error}", hint="cast this column") from None
 
 
-def check(batch: Any) -> None:
+def check(batch: pa.RecordBatch) -> None:
     """To be called before anything else touches what a client sent. Arrow believes the offsets that come over the wire: its
     functions would read, and hand on, whatever lies behind the batch in the broker's memory."""
     try:

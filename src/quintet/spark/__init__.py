@@ -1,8 +1,7 @@
 """Connects topics with Apache Spark: the data source `quintet`, a session that is set up for it, and the pipelines.
 
-Importing this package imports no Spark, so that commands which only name a pipeline start quickly: `session` fetches what
-it needs when it is called. Its work is done in start.py; a module named session would take this function's name.
-Nothing of the broker's own line may import anything here.
+Importing this package does not import Spark, so that commands which only name a pipeline start quickly: `session` imports it when it is
+called. Its code is in sessions/start.py. The broker must not import anything from here.
 """
 
 from collections.abc import Mapping
@@ -22,23 +21,23 @@ def session(
     url: str | None = None,
     typed: bool = False,
 ) -> "SparkSession":
-    """A Spark session that knows `format("quintet")`; the one this process has already, if it has one.
+    """A Spark session with `format("quintet")`: the one that this process has already, or a new one.
 
     Args:
-        master: `local[*]` unless given here, or as `spark.master` in conf or in the user's own settings; any Spark master. The
-            package travels to executors of clusters by itself.
-        name: what Spark calls the application; `quintet` unless the user's own settings say otherwise.
-        conf: settings of Spark. They go over PYSPARK_SUBMIT_ARGS and the environment, those over spark-defaults.conf, and that
-            over the defaults of quintet.spark.sessions.start. `spark.driver.memory` (2g unless set) and `spark.driver.extraJavaOptions`
-            count only for the call that starts the virtual machine.
+        master: any Spark master; `local[*]` unless set here, or as `spark.master` in conf or in the user's settings. On a cluster
+            the package is sent to the executors.
+        name: of the application; `quintet` unless the user's settings have another.
+        conf: settings of Spark. They take precedence over PYSPARK_SUBMIT_ARGS and the environment, these over spark-defaults.conf, and
+            that over the defaults of quintet.spark.sessions.start. `spark.driver.memory` (default 2g) and
+            `spark.driver.extraJavaOptions` have an effect only in the call that starts the JVM.
         url: of a broker, `flight://USER:PASSWORD@HOST:8815`. `sql` and `table` of this session then find its topics by
             name, and a query of `sql` reads only the columns it needs.
-        typed: those tables have the columns of the topics' registered schemas in the place of `value`.
+        typed: these tables have the columns of the topics' registered schemas in place of `value`.
 
     Raises:
-        JavaMissing: no Java 17 or newer; the message names the places looked at and what to do.
+        JavaMissing: no Java 17 or newer; the message names the places that were searched and what to do.
         SparkMissing: pyspark is not installed, or too old.
-        JavaFailed: the virtual machine ended before it could be used; what it said is on stderr.
+        JavaFailed: the JVM ended before it could be used; its output is on stderr.
     """
     from quintet.spark.sessions import start
 
@@ -51,10 +50,10 @@ def session(
 
 
 def attach(spark: "SparkSession") -> None:
-    """Make a session of the caller's own know `format("quintet")`: before its first read or write, once or more often.
+    """Register `format("quintet")` in an existing session, before its first read or write. A second call does nothing.
 
-    On a cluster this sends the package to the executors, whose Python (PYSPARK_PYTHON) needs pyarrow, msgspec and numpy. Queries
-    that read topics show on their brokers, as those of `session` do.
+    On a cluster this sends the package to the executors, whose Python (PYSPARK_PYTHON) needs pyarrow, msgspec and numpy. The broker shows
+    queries of this session that read topics, as those of `session`.
 
     Raises:
         ConfigError: it is a session of Spark Connect.

@@ -1,7 +1,7 @@
-"""Stands in for a data source whose packages are not installed: Spark goes on, and using the source raises a clear error.
+"""Replaces a data source whose packages are not installed by one that raises a clear error when it is used.
 
-Spark imports every top-level module `pyspark_*` when it first looks for a data source, and an error there would end the
-user's query, whatever it reads. A client alone (`pip install quintet`) beside somebody's own pyspark is such a case.
+Spark imports every top-level module `pyspark_*` when it first looks for a data source, and an error there would end the user's query,
+whatever it reads. This happens if only the client is installed (`pip install quintet`), in a Python that has pyspark.
 """
 
 from typing import NoReturn
@@ -12,7 +12,7 @@ from quintet.model.extras import missing
 
 
 def stand_in(source: str, error: ModuleNotFoundError) -> type[DataSource]:
-    """A source of this name that can do nothing but say which extra it needs; other errors of an import are raised."""
+    """A source of this name whose use raises PackageMissing with the extra to install. Raises `error` if it has another cause."""
     found = missing(error, f'format("{source}")', "spark")
     if found is None:
         raise error

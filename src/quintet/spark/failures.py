@@ -1,8 +1,8 @@
-"""Describes a failure of Spark in a sentence, and says whether starting again can help. Starts nothing.
+"""Explains a failure of Spark in one sentence, and says whether a restart can help.
 
-An error of the source or sink comes out of Spark as text: the class and the sentence of a Python exception inside the message
-of a Java one, inside that of the query. `explain` finds the innermost. What a restart cannot cure is a row in INCURABLE
-(our errors, by class) or INCURABLE_CONDITIONS (Spark's, by condition); all else is tried again, with pauses by `Patience`.
+Spark shows an error of the source or sink as text: class and message of a Python exception inside the message of a Java exception,
+inside that of the query. `explain` finds the innermost. Errors that a restart cannot cure are listed in INCURABLE (ours, by class) and
+INCURABLE_CONDITIONS (Spark's, by condition). After all others a pipeline is restarted, with pauses by `Patience`.
 """
 
 import re
@@ -18,11 +18,10 @@ SENTENCE_CHARS_MAX: Final = 600
 CAUSES_MAX: Final = 32
 PAUSE_S: Final = 1.0  # before the first restart; it doubles
 PAUSE_S_MAX: Final = 60.0
-FORGIVEN_S: Final = 600.0  # of health, and the failures before it count no more
-RESTARTS_NOW: Final = 5  # of a run that ends by itself, unless --restarts says otherwise
+FORGIVEN_S: Final = 600.0  # after so long without a failure, earlier ones are not counted any more
+RESTARTS_NOW: Final = 5  # of a run with trigger=now, unless --restarts is given
 
-# Errors of ours that stay however often a pipeline starts. OptionError is also what the reader says when records were lost
-# and failOnDataLoss is true.
+# Our errors that a restart cannot cure. The reader raises OptionError also if records were lost and failOnDataLoss is true.
 INCURABLE: Final = frozenset(
     {
         "OptionError",
@@ -46,7 +45,7 @@ INCURABLE: Final = frozenset(
         "SparkMissing",
     }
 )
-# Spark's own: another run uses the checkpoint, or it was written by another plan or schema.
+# Conditions of Spark: another run uses the checkpoint, or it was written by another plan or schema.
 INCURABLE_CONDITIONS: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
@@ -57,9 +56,9 @@ INCURABLE_CONDITIONS: Final = (
     "DATATYPE_MISMATCH",
     "PARSE_",
 )
-# Exceptions of a plan that cannot be: wrong columns, wrong SQL.
+# Exceptions about a wrong plan: columns, SQL.
 _OF_THE_PLAN: Final = ("AnalysisException", "ParseException", "IllegalArgumentException")
-# What Spark says when it only passes on what Python said.
+# In the text of errors that only pass on an error of Python.
 _OF_PYTHON: Final = ("PYTHON_", "Python worker", "Python data source")
 _NAMED: Final = re.compile(r"(?:^|[\s:])quintet(?:\.\w+)+\.(\w+): (.*)", re.DOTALL)
 _PYTHON_LINE: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")
@@ -71,7 +70,7 @@ _JAVA_CLASS: Final = re.compile(r"^(?:[a-z]\w*\.)+(\w+?)(?:Exception|Error)?: ")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, for people. `detail` is all that is known, for --verbose."""
+    """What went wrong, in a sentence. `detail` is the whole error, for --verbose."""
 
     sentence: str
     incurable: bool
@@ -79,15 +78,15 @@ class Failure:
 
 
 class Patience:
-    """How long to wait before the next start, and when to give up. Time is a parameter."""
+    """Decides how long to wait before a restart, and when to give up. Time is a parameter."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit  # None: never give up
-        self.restarts = 0  # all of them
-        self._counted = 0  # since the last long time of health
+        self.restarts = 0  # in total
+        self._counted = 0  # since the last FORGIVEN_S without a failure
 
     def failed(self, healthy_s: float) -> float | None:
-        """It failed after so many seconds of running: seconds to wait, or None to give up."""
+        """Count a failure after so many seconds of running. Returns the seconds to wait; None: give up."""
         if healthy_s >= FORGIVEN_S:
             self._counted = 0
         if self.limit is not None and self._counted >= self.limit:
@@ -99,7 +98,7 @@ class Patience:
 
 
 def explain(error: BaseException) -> Failure:
-    """The innermost cause of an error that Spark, a pipeline or the link raised."""
+    """The innermost cause of an error that Spark, a pipeline or the connection raised."""
     error = _converted(error)
     detail = _detail(error)
     if isinstance(error, QuintetError | OptionError):
@@ -111,10 +110,10 @@ def explain(error: BaseException) -> Failure:
         if named:
             return Failure(_short(_cut(named[2])), _incurable(named[1]), detail)
     if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
-        return Failure("Spark's virtual machine has died, or does not answer any more.", False, detail)
+        return Failure("Spark's JVM has died, or does not answer any more.", False, detail)
     if not _from_spark(error):
         name, said = type(error).__name__, str(error)
-        if isinstance(error, ValueError):  # a pipeline's word for options that make no sense
+        if isinstance(error, ValueError):  # a pipeline raises it for wrong options
             return Failure(_short(said or name), True, detail)
         return Failure(_short(f"{name}: {said}" if said else name), False, detail)
     cause = next((each for each in reversed(causes) if _text(each).strip()), error)
@@ -123,14 +122,14 @@ def explain(error: BaseException) -> Failure:
 
 
 def _converted(error: BaseException) -> BaseException:
-    """py4j's bare form of a Java exception as pyspark has the others, with its causes."""
+    """A Java exception of py4j as one of pyspark, which has its causes; other errors unchanged."""
     if not hasattr(error, "java_exception"):
         return error
     from pyspark.errors.exceptions.captured import convert_exception
 
     try:
         return convert_exception(error.java_exception)
-    except Exception:  # it asks the virtual machine, and py4j has many words for one that is gone
+    except Exception:  # it asks the JVM, and py4j raises several kinds of errors if that is gone
         return error
 
 
@@ -162,15 +161,15 @@ def _of_the_plan(cause: BaseException) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says. Those of pyspark ask the virtual machine when they are printed, which may be gone."""
+    """The text of an exception. str() of pyspark's would ask the JVM, which may be gone."""
     text = getattr(error, "_desc", None)
-    if text is None and hasattr(error, "java_exception"):  # as above: not to be asked
+    if text is None and hasattr(error, "java_exception"):  # str() would ask the JVM
         text = type(error).__name__
     return str(error) if text is None else str(text)
 
 
 def _plain(text: str) -> str:
-    """One sentence out of a message of Spark's: no condition, no class of Java, no place in a plan or a stack."""
+    """One sentence of a message of Spark, without condition, Java class, position in a plan, or stack trace."""
     if "Traceback (most recent call last)" in text:
         lines = [line for line in _cut(text, stacks=False).splitlines() if _PYTHON_LINE.match(line)]
         if lines:
@@ -184,7 +183,7 @@ def _plain(text: str) -> str:
 
 
 def _cut(text: str, stacks: bool = True) -> str:
-    """Up to where Spark goes on about itself."""
+    """The text without Spark's additions at its end."""
     ends = _ENDS.search(text) if stacks else re.search(r"\s+SQLSTATE: |\n=== ", text)
     return text[: ends.start()] if ends else text
 

@@ -232,7 +232,7 @@ def test_any_bytes(values: list[bytes]) -> None:
         ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02", "c: symbol 1 of an enum with 1 symbols"),
         ({"type": "fixed", "name": "F", "size": 2}, b"\x02", "c: a fixed needs 2 bytes, 1 are left"),
         ({"type": "array", "items": "long"}, b"\x06\x02", "c[0]: a block of 3 items, 1 bytes are left"),
-        ({"type": "array", "items": "long"}, b"\x01\x01\x02\x00", "c[0]: a block says that it has less than no bytes"),
+        ({"type": "array", "items": "long"}, b"\x01\x01\x02\x00", "c[0]: a block has a negative number of bytes"),
         ({"type": "array", "items": POINT}, b"\x04\x02\x00\x02\x04\x00\x00", "c[1].y: branch 2"),
         (logical("long", "timestamp-millis"), b"\xff" * 9 + b"\x01", "c: a long is -9223372036854775808"),
         (logical("bytes", "decimal", precision=2), b"\x02\x64", "c: a decimal has more than 2 digits"),

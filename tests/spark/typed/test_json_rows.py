@@ -102,13 +102,13 @@ def test_definitions_that_cannot_become_columns() -> None:
     for definition in unfit:
         with pytest.raises(SchemaInvalid, match="cannot become columns"):
             decoder("json", json.dumps(definition))
-    with pytest.raises(SchemaInvalid, match="sign"):
+    with pytest.raises(SchemaInvalid, match="a character that a column name cannot have"):
         of(**{'a"b': STRING})
     with pytest.raises(SchemaInvalid, match=str(COLUMNS_MAX)):
         of(**{f"c{number}": STRING for number in range(COLUMNS_MAX)})
     senseless: list[dict[str, Any]] = [{"type": [{}]}, {"required": 5}, {"required": [5]}, {"enum": [1], "type": 7}]
     for keyword in senseless:
-        with pytest.raises(SchemaInvalid, match="no sense"):
+        with pytest.raises(SchemaInvalid, match="a keyword has a value of the wrong type"):
             decoder("json", json.dumps({"type": "object", "properties": {"a": STRING, "b": keyword}} | keyword))
     with pytest.raises(SchemaInvalid, match="not JSON"):
         decoder("json", "[" * 100_000)

@@ -7,21 +7,22 @@
 
 A path is a directory, or s3://, gs://, abfss://; `options` are the storage.* and catalog.* of format("quintet_lake").
 
-Sessions find format("quintet_lake") by themselves (pyspark_quintet_lake); `register` is for one that cannot.
+Sessions find format("quintet_lake") by themselves, through the module pyspark_quintet_lake; `register` is for one that cannot.
 
-opening.py finds tables, schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share, objects.py and storage.py
-the object stores. Nothing in this package knows topics or the broker.
+opening.py finds tables, schema.py has the columns, table.py what the formats share; in storage/, files.py has the rows, journal.py the
+commits, objects.py and options.py the object stores. Nothing in this package knows topics or the broker.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from quintet.spark.lake.errors import LakeError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from quintet.spark.lake.storage.files import Between
     from quintet.spark.lake.storage.objects import TablePath
     from quintet.spark.lake.table import Compaction
 
@@ -31,7 +32,7 @@ FORMAT: Final = "quintet_lake"
 
 
 def register(spark: "SparkSession") -> None:
-    """Make format("quintet_lake") known to a session; again does no harm."""
+    """Make format("quintet_lake") known to a session. A second call does nothing."""
     from quintet.spark.lake.sink import LakeSource
 
     spark.dataSource.register(LakeSource)
@@ -45,7 +46,7 @@ def kind(path: str, options: Mapping[str, str] | None = None) -> str:
 
 
 def directory(path: str, options: Mapping[str, str] | None = None) -> "TablePath":
-    """Where a table is; LakeError for a path that can be none."""
+    """The path of a table; LakeError if it is neither a directory nor a name in an object store."""
     from quintet.spark.lake import opening
 
     return opening.directory(path, options or {})
@@ -57,23 +58,23 @@ def read(
     format: str = "",
     *,
     version: int | None = None,
-    between: Mapping[str, tuple[Any, Any]] | None = None,
+    between: "Between | None" = None,
     columns: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> "DataFrame":
     """The rows of a table by its current list of files.
 
     Args:
-        format: parquet, delta or iceberg; "": found out by what is there.
+        format: parquet, delta or iceberg; "": the format that the table has.
         version: Delta's version or Iceberg's snapshot id; a Parquet table has none.
-        between: column -> least and greatest value of interest: files that have none of it are left out. What is read is
-            more than that, so filter it, too. Numbers and texts.
+        between: column -> lowest and highest value of interest, numbers or strings. Files without such rows are left out; the
+            others are read whole, so filter the rows, too.
         columns: only these; () is all.
         options: storage.* and catalog.*.
 
-    A column that a file lacks is null in its rows. The list is made now: a compaction of a Parquet table removes files that an
-    old DataFrame still names, so read again then. Delta and Iceberg keep them. A table in an object store is read by scan.py, and
-    its list is made by each query.
+    A column that a file lacks is null in its rows. The list of files is made now: compaction of a Parquet table removes files that an
+    old DataFrame still names, so call `read` again after it. Delta and Iceberg keep such files. A table in an object store is read by
+    scan.py, which makes the list for each query.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -109,7 +110,7 @@ def read(
 def compact(
     path: str, format: str = "", *, target_bytes: int = 0, options: Mapping[str, str] | None = None
 ) -> "Compaction":
-    """Merge small files. Readers of Delta and Iceberg see it as one commit, those of Parquet as parquet.py says."""
+    """Merge small files. For readers of Delta and Iceberg this is one commit; parquet.py says what readers of Parquet see."""
     from quintet.spark.lake.opening import split, table_of
     from quintet.spark.lake.table import MERGED_BYTES
 

@@ -1,11 +1,11 @@
-"""Writes a Delta table without a virtual machine: Spark's tasks write the files, `deltalake` commits them.
+"""Writes Delta tables without Delta's Java library: Spark's tasks write the files, the package `deltalake` commits them.
 
-The fence is Delta's own: a transaction of an application (`txn`: writer, epoch) in the same log entry as the files. Files are
-put in place before the log names them, under an intent (journal.py) that says whose they are if the driver dies in between.
+The fence is Delta's own: an application transaction (`txn`: writer, batch id) in the same log entry as the files. Files are renamed to
+their final paths before the log names them; an intent (journal.py) says whose they are if the driver dies in between.
 
-In an object store tasks write them in place, and there is no intent. `deltalake` writes each entry of the log only if there is
-none of its number, and refuses a second transaction of the same application that began before the first: of two drivers with
-one checkpoint one commits, and the other finds the batch behind the fence.
+In an object store tasks write files at their final paths, and there is no intent. `deltalake` writes a log entry only if there is none
+with its number, and refuses a second transaction of the same application that began before the first: of two drivers with one
+checkpoint one commits, and the other finds the batch committed.
 """
 
 import time
@@ -26,8 +26,8 @@ from quintet.spark.lake.storage.objects import ObjectPath, TablePath
 from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, LakeTable, Merge, relative
 
-LABEL: Final = "quintetWriter"  # in the information of a commit
-TRIES_MAX: Final = 10  # of one merge, when others commit between
+LABEL: Final = "quintetWriter"  # key in the metadata of a commit
+TRIES_MAX: Final = 10  # of one merge, while others commit
 
 
 class Delta(LakeTable):
@@ -90,24 +90,22 @@ class Delta(LakeTable):
         if not self.in_place:
             self.journal.put(commit, INTENT)
         self.place(commit)
-        fences = [] if commit.writer.startswith(ONCE) else [Transaction(commit.writer, commit.epoch)]
+        fences = [] if commit.writer.startswith(ONCE) else [Transaction(commit.writer, commit.batch_id)]
         properties = CommitProperties(custom_metadata={LABEL: commit.writer}, app_transactions=fences)
-        outrun = Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already")
-        table = (
-            self._load()
-        )  # deltalake sees a conflict with what came after this state, so the fence is looked at in it
-        if fences and _fence(table, commit.writer) >= commit.epoch:
+        outrun = Outrun(f"batch {commit.batch_id} of {commit.writer} is in {self.path} already")
+        table = self._load()  # deltalake refuses conflicts with later states, so check the fence in this one
+        if fences and _fence(table, commit.writer) >= commit.batch_id:
             raise outrun
         try:
             self._write(table, [_added(file, True) for file in commit.files], properties)
         except CommitFailedError:
-            if fences and self.fence(commit.writer) >= commit.epoch:
+            if fences and self.fence(commit.writer) >= commit.batch_id:
                 raise outrun from None
             raise
         if self.in_place:
             self.journal.put(commit)
         else:
-            self.journal.mark_committed(commit.writer, commit.epoch)
+            self.journal.mark_committed(commit.writer, commit.batch_id)
 
     def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         with plain(self.path, CommitFailedError):
@@ -126,16 +124,16 @@ class Delta(LakeTable):
         return any(entry.get(LABEL) == writer for entry in self._load().history())
 
     def _expire(self) -> None:
-        """With files that no log ever named, where tasks write in place."""
+        """In an object store also removes files that the log never named: those of killed tasks."""
         with plain(self.path):
             if self.in_place:
                 self._load().vacuum(KEEP_HOURS, dry_run=False, full=True)
             else:
                 self._load().vacuum(KEEP_HOURS, dry_run=False)
 
-    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
-        """deltalake carries a commit past others by itself, also past one that removes the same files: the merged rows would be
-        there twice. So its retries are off, and each of ours looks whether the files are in the state that it writes to."""
+    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
+        """deltalake repeats a commit after a conflict, even after one that removed the same files: the merged rows would then be in the
+        table twice. So its retries are off, and each of ours checks that the files are in the state that it writes to."""
         gone = [path for one in merged for path in one.gone]
         now = _now_ms()
         actions: list[AddAction | RemoveAction] = [_added(one.file, False) for one in merged]

@@ -1,20 +1,20 @@
-"""Defines the errors of lake tables, so that Spark shows the sentence and nothing else."""
+"""Defines the errors of lake tables."""
 
 from quintet.model.errors import QuintetError
 
 
 class LakeError(QuintetError, ValueError):
-    """A table that cannot take these rows, or that is not there."""
+    """A table cannot take these rows, or does not exist."""
 
     code = "E2110"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        # Spark carries the text alone, so the hint is in it, and only there: printing an error with its hint would repeat it.
+        # Spark shows the text only, so the hint is part of it, and not kept separately: it would be printed twice.
         super().__init__(f"{message}; {hint}" if hint else message)
 
 
 class StoreUnreachable(LakeError):
-    """An object store that does not answer now. Trying again later can help."""
+    """An object store does not answer now. Trying again later can help."""
 
     code = "E2111"
 

@@ -1,14 +1,14 @@
-"""Writes an Iceberg table without a virtual machine: Spark's tasks write the files, `pyiceberg` commits them.
+"""Writes Iceberg tables without Iceberg's Java library: Spark's tasks write the files, the package `pyiceberg` commits them.
 
-In a directory its catalog is a SQLite file in the table (_quintet/catalog.db), so a table is one directory and needs no server;
-Iceberg writes absolute paths, so it cannot be moved. In an object store, and wherever catalog.* options are given, it is a
-catalog of the user's: these options go to pyiceberg as they are, with ~/.pyiceberg.yaml and PYICEBERG_* beneath. The fence is a property of the table (quintet.fence.WRITER), set in the same
-transaction as the files; snapshots carry writer and batch, too, for people. Partition values are identities, which
-pyiceberg takes from the statistics of each file, where least and greatest are the same.
+The catalog of a table in a directory is a SQLite file in it (_quintet/catalog.db), so a table is one directory and needs no server;
+it cannot be moved, because Iceberg writes absolute paths. In an object store, and if catalog.* options are set, the catalog is one of
+the user: these options go to pyiceberg unchanged and take precedence over ~/.pyiceberg.yaml and PYICEBERG_*. The fence is a
+property of the table (quintet.fence.WRITER), set in the same transaction as the files; the summaries of snapshots also have writer and
+batch, for people. Partitions are by identity: pyiceberg takes the value from the statistics of each file, whose lowest and highest
+value are the same.
 
-pyiceberg rebuilds an append and commits it again when another commit came first. That would carry a batch past a fence that
-another driver has set meanwhile, so its retries are switched off here, and each of ours looks at the fence in the table that it
-appends to.
+After a conflict pyiceberg rebuilds an append and commits it again. That would ignore a fence that another driver has set meanwhile,
+so its retries are off, and each of ours checks the fence in the table that it appends to.
 """
 
 import contextlib
@@ -37,10 +37,13 @@ from quintet.spark.lake.table import KEEP_HOURS, ONCE, LakeTable, Merge
 CATALOG: Final = f"{OWN}/catalog.db"
 NAMESPACE: Final = "quintet"
 NAME: Final = f"{NAMESPACE}.lake"
-LABEL: Final = "quintet.writer"  # in the summary of a snapshot
+LABEL: Final = "quintet.writer"  # key in the summary of a snapshot
 FENCE: Final = "quintet.fence."
-TRIES_MAX: Final = 10  # of one commit, when other writers of the table commit between
-OURS: Final = ("name", "table")  # of catalog.*: the catalog in ~/.pyiceberg.yaml, and NAMESPACE.TABLE in it
+TRIES_MAX: Final = 10  # of one commit, while other writers commit
+OURS: Final = (
+    "name",
+    "table",
+)  # options catalog.* that pyiceberg does not know: the catalog in ~/.pyiceberg.yaml, and NAMESPACE.TABLE in it
 PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -49,7 +52,7 @@ PROPERTIES: Final = {
 
 class Iceberg(LakeTable):
     format: ClassVar[str] = "iceberg"
-    _live: Opened | None = None  # for the time of one call
+    _live: Opened | None = None  # during one call
 
     def schema(self) -> pa.Schema | None:
         with self._opened() as table:
@@ -76,7 +79,7 @@ class Iceberg(LakeTable):
         return sorted(self._file(task.file.file_path) for task in tasks)
 
     def versions(self) -> list[int]:
-        """The snapshots, oldest first: what `read(version=)` takes."""
+        """The ids of the snapshots, oldest first, for `read(version=)`."""
         with self._must_open() as table:
             return [snapshot.snapshot_id for snapshot in table.snapshots()]
 
@@ -124,7 +127,7 @@ class Iceberg(LakeTable):
             }
             try:
                 catalog = load_catalog(self.catalog.get("name"), **given)
-            except (ValueError, KeyError):  # their text has all properties in it, passwords among them
+            except (ValueError, KeyError):  # their text has all properties, also passwords
                 raise LakeError(
                     f"there is no catalog for the Iceberg table {at}",
                     hint="set catalog.type (rest, glue, sql, hive) and catalog.uri, or describe it in ~/.pyiceberg.yaml",
@@ -137,7 +140,7 @@ class Iceberg(LakeTable):
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Opened | None]:
         if self._live is not None:
-            _without_retries(self._live)  # each commit brings other properties
+            _without_retries(self._live)  # a commit replaces the properties
             yield self._live
             return
         if self._own_catalog and not (self.path / CATALOG).exists():
@@ -189,24 +192,24 @@ class Iceberg(LakeTable):
                 self._append(commit)
                 break
             except CommitFailedException:
-                self._live = None  # as it was before that commit
+                self._live = None  # it is the state before that commit
                 if not left:
                     raise
         if self.in_place:
             self.journal.put(commit)
         else:
-            self.journal.mark_committed(commit.writer, commit.epoch)
+            self.journal.mark_committed(commit.writer, commit.batch_id)
 
     def _append(self, commit: Commit) -> None:
-        labels = {LABEL: commit.writer, "quintet.epoch": str(commit.epoch)}
+        labels = {LABEL: commit.writer, "quintet.epoch": str(commit.batch_id)}
         paths = [str(self.path / file.path) for file in commit.files]
         fenced = not commit.writer.startswith(ONCE)
         with self._must_open() as table:
-            if fenced and _fence(table, commit.writer) >= commit.epoch:
-                raise Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already")
+            if fenced and _fence(table, commit.writer) >= commit.batch_id:
+                raise Outrun(f"batch {commit.batch_id} of {commit.writer} is in {self.path} already")
             with table.transaction() as transaction:
                 if fenced:
-                    transaction.set_properties({FENCE + commit.writer: str(commit.epoch)})
+                    transaction.set_properties({FENCE + commit.writer: str(commit.batch_id)})
                 transaction.add_files(paths, snapshot_properties=labels, check_duplicate_files=False)
 
     def _recover(self, writer: str) -> None:
@@ -218,7 +221,7 @@ class Iceberg(LakeTable):
             return any(summary is not None and summary.get(LABEL) == writer for summary in found)
 
     def _expire(self) -> None:
-        """pyiceberg forgets snapshots and leaves their files: those that no snapshot has any more are removed here."""
+        """pyiceberg removes snapshots and leaves their files: remove those that no snapshot has any more."""
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=KEEP_HOURS)
         limit_ms = int(limit.timestamp() * 1000)
         with self._must_open() as table:
@@ -237,7 +240,7 @@ class Iceberg(LakeTable):
             if str(path) not in needed and path.stat().st_mtime * 1000 < limit_ms:
                 path.unlink()
 
-    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
+    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
         gone = {str(path) for one in merged for path in one.gone}
         with self._must_open() as table:
@@ -260,5 +263,5 @@ def _fence(table: Opened, writer: str) -> int:
 
 
 def _without_retries(table: Opened) -> None:
-    """In memory only; the head of this file says why."""
+    """Switch pyiceberg's retries off, in memory only. The head of this file says why."""
     table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"

@@ -1,7 +1,7 @@
-"""Stores what a table is in one small file that planning reads: TABLE/_quintet/table.json.
+"""Stores format, columns and identity of a table in one small file: TABLE/_quintet/table.json.
 
-For Parquet it is the truth. Delta and Iceberg have logs of their own, which are asked at each commit; this copy spares Spark's
-planning processes and tasks from loading their libraries, and tells `read` the format.
+Of a Parquet table this is the only record. Delta and Iceberg have logs of their own, which each commit reads. There the file is a copy:
+it tells `read` the format, and Spark's planning processes and tasks need not load the libraries of the formats.
 """
 
 import base64
@@ -22,13 +22,15 @@ FILE: Final = f"{OWN}/table.json"
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """`columns` is for people, `arrow` (Arrow's own bytes of the schema in base64) is what counts."""
+    """`columns` is for people; `arrow` (the schema as Arrow serializes it, in base64) is what is used."""
 
     format: str
     partition_by: tuple[str, ...]
     columns: dict[str, str]
     arrow: str
-    identity: str = ""  # random, made with the table: one that was deleted and made again has another. "": from before
+    identity: str = (
+        ""  # random, made with the table, so a table that is made again has another; "" in tables of old versions
+    )
 
     @property
     def schema(self) -> pa.Schema:
@@ -45,7 +47,7 @@ def load(table: TablePath) -> Meta | None:
 def save(
     table: TablePath, format: str, partition_by: tuple[str, ...], schema: pa.Schema, *, made: bool = False
 ) -> None:
-    """`made`: the table is new, and this file, if there is one, is of another that a catalog dropped without its files."""
+    """`made`: the table is new. A file that exists then belongs to a table that a catalog dropped without its files."""
     columns = {field.name: str(field.type) for field in schema}
     arrow = base64.b64encode(schema.serialize().to_pybytes()).decode()
     known = None if made else load(table)

@@ -1,18 +1,18 @@
 """Writes a table of plain Parquet files in an object store, which has no rename, no lock and no directories to swap.
 
     TABLE/date=2026-11-16/topic=orders/part-...parquet              what readers see, as in a directory (parquet.py)
-    TABLE/_quintet/staging/WRITER/EPOCH/ID.part                     what tasks wrote
-    TABLE/_quintet/commits/WRITER/EPOCH-NONCE.pending               a manifest: files to come, files to go
-    TABLE/_quintet/claims/_delta_log                                which manifest counts (claims.py)
-    TABLE/_quintet/commits/WRITER/EPOCH.json                        it is carried out
+    TABLE/_quintet/staging/WRITER/BATCH/ID.part                     files that tasks wrote
+    TABLE/_quintet/commits/WRITER/BATCH-NONCE.pending               a manifest: files to add and files to remove
+    TABLE/_quintet/claims/_delta_log                                which manifest is committed (claims.py)
+    TABLE/_quintet/commits/WRITER/BATCH.json                        the manifest is applied
 
-    state of a manifest     written       -> claimed           -> carried out (copied, removed)     -> gone
-    cut off behind it       ignored          the next commit, of any writer, carries it out
+    state of a manifest         written       -> claimed           -> applied (copied, removed)     -> deleted
+    if the process dies then    ignored          the next commit, of any writer, applies it
 
-Claiming is the commit. Carrying out can be done twice and by two at once: staged files and manifests have names that never come
-again. A reader that lists *.parquet sees committed rows only, a batch file by file while it is copied, and for the moment of a
-merge fewer rows, never a row twice. `read` of this package takes what is claimed and not yet copied from the staging. The claim
-is made on a state of the claims that was read before older ones were carried out, so only the last claim of a writer can be open.
+The claim is the commit. A manifest may be applied twice, and by two processes at once: the names of staged files and manifests are
+never used again. A reader that lists *.parquet sees committed rows only: a batch file by file while it is copied, fewer rows for a
+moment during a merge, and never a row twice. `read` of this package takes files that are claimed and not yet copied from staging. A claim is
+based on a state of the claims that was read before older ones were applied, so only the last claim of a writer can be open.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from quintet.spark.lake.table import COMPACTOR, ONCE, Merge, relative
 
 PENDING: Final = ".pending"
 LISTINGS_MAX: Final = 10  # of one read, while others commit
-TRIES_MAX: Final = 10  # of a write that comes once, while others like it commit
+TRIES_MAX: Final = 10  # of a ONCE writer, while others commit
 
 
 class ObjectParquet(ParquetTable):
@@ -73,59 +73,59 @@ class ObjectParquet(ParquetTable):
         once = commit.writer.startswith(ONCE)
         for left in reversed(range(TRIES_MAX)):
             claims = CommitClaims(self.at)
-            self._carry_out(claims)
-            epoch = claims.last(ONCE)[0] + 1 if once else commit.epoch
+            self._apply_open(claims)
+            batch_id = claims.last(ONCE)[0] + 1 if once else commit.batch_id
             try:
-                self._claim(claims, ONCE if once else commit.writer, epoch, commit)
+                self._claim(claims, ONCE if once else commit.writer, batch_id, commit)
                 return
             except Outrun:
                 if not once or not left:
-                    self._carry_out(CommitClaims(self.at))
+                    self._apply_open(CommitClaims(self.at))
                     raise
 
-    def _claim(self, claims: CommitClaims, name: str, epoch: int, commit: Commit) -> None:
-        """Write the manifest, claim it, carry it out."""
+    def _claim(self, claims: CommitClaims, name: str, batch_id: int, commit: Commit) -> None:
+        """Write the manifest, claim it and apply it."""
         number = nonce()
-        manifest = self._folder(commit.writer) / f"{commit.epoch}-{number}{PENDING}"
+        manifest = self._folder(commit.writer) / f"{commit.batch_id}-{number}{PENDING}"
         manifest.write_bytes(msgspec.json.encode(commit))
         try:
-            claims.make(name, epoch, number)
+            claims.make(name, batch_id, number)
         except Outrun:
-            if CommitClaims(self.at).last(name) != (epoch, number):  # it is, if only the answer to our claim was lost
+            if CommitClaims(self.at).last(name) != (batch_id, number):  # equal if only the answer to our claim was lost
                 manifest.unlink(missing_ok=True)
                 raise
         self._apply(manifest, commit)
 
     def _recover(self, writer: str) -> None:
-        self._carry_out(CommitClaims(self.at))
+        self._apply_open(CommitClaims(self.at))
 
     def _same_again(self, commit: Commit, accept_other: bool, keep: bool) -> None:
-        """Staged files of this batch are removed next, so what another driver has claimed of it is carried out first."""
-        self._carry_out(CommitClaims(self.at))
+        """Apply what another driver has claimed of this batch first, because its staged files are removed next."""
+        self._apply_open(CommitClaims(self.at))
         super()._same_again(commit, accept_other, keep)
 
-    def _carry_out(self, claims: CommitClaims) -> None:
-        """What is claimed and open; manifests that can never be claimed any more go."""
+    def _apply_open(self, claims: CommitClaims) -> None:
+        """Apply the open manifests, and delete those that cannot be claimed any more."""
         for manifest, commit in self._open(claims).items():
             self._apply(manifest, commit)
         for manifest in self._manifests():
-            writer, epoch, _ = self._named(manifest)
-            if not writer.startswith(ONCE) and epoch < claims.last(writer)[0]:
+            writer, batch_id, _ = self._named(manifest)
+            if not writer.startswith(ONCE) and batch_id < claims.last(writer)[0]:
                 manifest.unlink(missing_ok=True)
 
     def _open(self, claims: CommitClaims) -> dict[ObjectPath, Commit]:
-        """Manifests that are claimed, and not yet carried out."""
+        """The manifests that are claimed and not yet applied."""
         found = {}
         for manifest in self._manifests():
-            writer, epoch, number = self._named(manifest)
+            writer, batch_id, number = self._named(manifest)
             claimed = (
-                claims.last(ONCE)[1] == number if writer.startswith(ONCE) else claims.last(writer) == (epoch, number)
+                claims.last(ONCE)[1] == number if writer.startswith(ONCE) else claims.last(writer) == (batch_id, number)
             )
             if claimed:
                 try:
                     found[manifest] = msgspec.json.decode(manifest.read_bytes(), type=Commit)
                 except FileNotFoundError:
-                    continue  # carried out meanwhile
+                    continue  # applied meanwhile
         return found
 
     def _apply(self, manifest: ObjectPath, commit: Commit) -> None:
@@ -140,8 +140,8 @@ class ObjectParquet(ParquetTable):
         manifest.unlink(missing_ok=True)
 
     def _check(self, manifest: ObjectPath, files: Sequence[File]) -> None:
-        """LakeError if one of these is neither staged nor where it stays. Where the manifest is gone, another process has carried
-        it out, and a merge may have taken the file since; a merge takes none whose manifest is open."""
+        """LakeError if one of these is neither staged nor at its final path. If the manifest is gone, another process has applied it,
+        and a merge may have replaced the file since; a merge leaves files of open manifests alone."""
         lost = [file for file in files if not self._exists(file)]
         if lost and manifest.exists():
             raise LakeError(
@@ -155,20 +155,22 @@ class ObjectParquet(ParquetTable):
     # -- merging --------------------------------------------------------------------------------------------------------
 
     def _settled(self) -> Sequence[TablePath]:
-        paths = self.paths()  # first: what is claimed later is not among them, and what is done by then may be merged
+        paths = (
+            self.paths()
+        )  # listed first: files that are claimed later are not in it, and those applied by then may be merged
         under_way = {
             self.at / file.path for commit in self._open(CommitClaims(self.at)).values() for file in commit.files
         }
         return [path for path in paths if path not in under_way and not hidden(relative(path, self.at))]
 
-    def _merge_epoch(self) -> int:
+    def _merge_batch_id(self) -> int:
         return CommitClaims(self.at).last(COMPACTOR)[0] + 1
 
-    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
+    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
         gone = [path.relative_to(self.at) for one in merged for path in one.gone if isinstance(path, ObjectPath)]
         files = tuple(one.file for one in merged)
-        commit = Commit(COMPACTOR, epoch, sum(file.rows for file in files), files, tuple(map(str, gone)))
-        self._claim(CommitClaims(self.at), COMPACTOR, epoch, commit)
+        commit = Commit(COMPACTOR, batch_id, sum(file.rows for file in files), files, tuple(map(str, gone)))
+        self._claim(CommitClaims(self.at), COMPACTOR, batch_id, commit)
 
     # -- names ----------------------------------------------------------------------------------------------------------
 
@@ -180,6 +182,6 @@ class ObjectParquet(ParquetTable):
 
     @staticmethod
     def _named(manifest: ObjectPath) -> tuple[str, int, int]:
-        """Writer, epoch and nonce."""
-        epoch, _, number = manifest.name.removesuffix(PENDING).partition("-")
-        return unquote(manifest.parent.name), int(epoch), int(number)
+        """Writer, batch id and nonce in the name of a manifest."""
+        batch_id, _, number = manifest.name.removesuffix(PENDING).partition("-")
+        return unquote(manifest.parent.name), int(batch_id), int(number)

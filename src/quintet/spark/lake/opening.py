@@ -11,22 +11,14 @@ from quintet.spark.lake.storage.options import NOTHING, Storage, parse
 from quintet.spark.lake.table import LakeTable
 
 STORAGE: Final = "storage."
-
-
 CATALOG: Final = "catalog."
-
-
-# format -> module and class; each is imported when it is used, they are large
+# Format -> module and class, imported when it is used: the packages of the formats are large.
 FORMATS: Final = {
     "parquet": ("quintet.spark.lake.parquet", "ParquetTable"),
     "delta": ("quintet.spark.lake.delta", "Delta"),
     "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
 }
-
-
 IN_OBJECTS: Final = {**FORMATS, "parquet": ("quintet.spark.lake.object_parquet", "ObjectParquet")}
-
-
 SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
 
 
@@ -57,7 +49,7 @@ def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:
 
 
 def directory(path: str, options: Mapping[str, str]) -> TablePath:
-    """Where a table is; LakeError for a path that can be none."""
+    """The path of a table; LakeError if it is neither a directory nor a name in an object store."""
     return located(path, split(options)[0])
 
 

@@ -1,11 +1,11 @@
 """Writes a table of plain Parquet files in Hive's directories, which DuckDB, Polars, pandas and Spark can read.
 
     TABLE/_quintet/table.json                     columns and partition columns
-    TABLE/_quintet/commits/WRITER/EPOCH.json      the moment of commitment (journal.py); the renames follow
+    TABLE/_quintet/commits/WRITER/BATCH.json      the commit (journal.py); the renames follow
 
-What holds: nothing that is not committed is ever seen, and when a commit is over each row is seen once. While the renames
-of a batch run, a reader that lists files sees some files of it before others; `read` of this package waits for the lock and
-sees all or none. Compaction exchanges a whole directory at once (swap.py).
+Readers see only committed rows, and after a commit each row once. While the renames of a batch run, a reader that lists files sees
+some of its files before others; `read` of this package waits for the lock and sees all or none. Compaction exchanges a whole
+directory in one step (swap.py).
 """
 
 from collections import defaultdict
@@ -52,7 +52,7 @@ class ParquetTable(LakeTable):
         return self.path
 
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
-        """Nothing but the file that every format has (meta.py)."""
+        """Nothing: the table is described by meta.py alone."""
 
     def _publish(self, commit: Commit) -> None:
         for folder in {(self.folder / file.staged).parent for file in commit.files}:
@@ -61,7 +61,8 @@ class ParquetTable(LakeTable):
         self.place(commit)
 
     def _recover(self, writer: str) -> None:
-        """The last commit of a writer is the only one whose renames can be missing; a write that came once has no next."""
+        """Repeat the renames of the writer's last commit, the only one where they can be missing, and those of ONCE writers, which have no
+        next commit of their own."""
         swap.recover(self.folder)
         for name in {writer, *(name for name in self.journal.writers() if name.startswith(ONCE))}:
             last = self.journal.get(name, self.journal.last(name))
@@ -74,9 +75,9 @@ class ParquetTable(LakeTable):
         return self.fence(writer) != NONE
 
     def _expire(self) -> None:
-        """There are no versions: what was merged is gone already."""
+        """Nothing: there are no versions, and merged files are removed at once."""
 
-    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
+    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
         places: dict[str, list[Merge]] = defaultdict(list)
         for one in merged:
             places[str(Path(one.file.path).parent)].append(one)
@@ -95,4 +96,4 @@ def hidden(path: PurePath) -> bool:
     return any(part.startswith(("_", ".")) for part in path.parts)
 
 
-assert STAGING.startswith(OWN) and hidden(Path(OWN)), "readers pass over what is ours"
+assert STAGING.startswith(OWN) and hidden(Path(OWN)), "readers skip our own files"

@@ -1,14 +1,14 @@
-"""Reads lake tables for Spark without Hadoop's file systems: format("quintet_lake"), for tables in object stores above all.
+"""Reads lake tables into Spark without Hadoop's file systems, above all tables in object stores.
 
     spark.read.format("quintet_lake").option("path", "s3://bucket/orders").option("columns", "topic,offset").load()
 
-Spark's own Parquet reader reaches s3://, gs:// and abfss:// with jars only, which a pip install does not have. Here tasks read
-the files with pyarrow. Spark cannot tell a Python source which columns it needs, so `columns` does.
+Spark's own Parquet reader needs jars for s3://, gs:// and abfss://, which a pip install does not have. Here tasks read the files with
+pyarrow. Spark does not tell a Python source which columns a query needs, so the option `columns` names them.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from quintet.spark.lake.opening import CATALOG, FORMATS, SPARKS_OWN, STORAGE, kind, split, table_of
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.storage.files import may_have, opened
+from quintet.spark.lake.storage.files import Between, may_have, opened
 from quintet.spark.lake.storage.objects import TablePath
 from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import LakeTable
@@ -47,7 +47,7 @@ class Scan:
         if version and not version.isdecimal():
             raise OptionError("version", f"{version!r} is not a whole number")
         self.version = int(version) if version else None
-        self.between: dict[str, tuple[Any, Any]] = json.loads(given.get("between", "") or "{}")
+        self.between: Between = json.loads(given.get("between", "") or "{}")
         self.names = [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
 
     def schema(self) -> pa.Schema:
@@ -78,7 +78,7 @@ class Files(InputPartition):
 
 
 class Reader(DataSourceReader):
-    """The list of files is made on the driver, so that all tasks read one state of the table."""
+    """Reads a list of files that was made on the driver, so that all tasks read one state of the table."""
 
     def __init__(self, schema: pa.Schema, paths: Sequence[TablePath]) -> None:
         self._schema = schema
@@ -107,7 +107,7 @@ class Reader(DataSourceReader):
                     yield self._whole(batch)
 
     def _whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """With the columns that the file lacks, null."""
+        """The batch with all columns; those that the file lacks are null."""
         rows = batch.cast(normal(batch.schema))
         columns = [
             rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)

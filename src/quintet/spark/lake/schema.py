@@ -1,22 +1,22 @@
-"""Decides which columns a table may have: types are normalized, a new column is added, a changed one is refused.
+"""Normalizes the types of a table's columns, adds new columns, and refuses changed ones.
 
-Spark, Delta, Iceberg and pyarrow spell the same type in several ways (the name of a list's items, a time zone that only
-says how to print, offsets of 32 or 64 bits). `normal` is the spelling that files are written in. No I/O here.
+Spark, Delta, Iceberg and pyarrow have several types for the same values (the name of a list's items, a time zone that only changes how
+a time is printed, offsets of 32 or 64 bits). `normal` gives the types that files are written with. No I/O here.
 
-A field within a struct cannot be added: a struct that changed is a changed type.
+A field cannot be added to a struct: a struct with other fields is a changed type.
 """
 
 import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.spark.lake.errors import LakeError
 
-ORDER: Final = ("topic", "partition", "offset")  # rows of a file are sorted by those of these that there are
+ORDER: Final = ("topic", "partition", "offset")  # rows of a file are sorted by these columns, as far as it has them
 NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and DuckDB take for null
 DIRECTORY_BYTES_MAX: Final = 200  # of a name; file systems end at 255
 SHORTENED: Final = "~"
@@ -53,7 +53,7 @@ def union(table: pa.Schema, rows: pa.Schema) -> pa.Schema:
         if table.get_field_index(field.name) < 0 and field.name.lower() in known:
             raise LakeError(
                 f"column {field.name!r} of the rows and {known[field.name.lower()]!r} of the table differ by case alone",
-                hint="give it the same name, or quite another one",
+                hint="use the same name, or a different one",
             )
         index = table.get_field_index(field.name)
         if index >= 0 and table.field(index).type != field.type:
@@ -65,7 +65,7 @@ def union(table: pa.Schema, rows: pa.Schema) -> pa.Schema:
 
 
 def check_partitions(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """LakeError unless these can be directories."""
+    """LakeError unless the table can be partitioned by these columns."""
     for name in columns:
         index = schema.get_field_index(name)
         if index < 0:
@@ -83,7 +83,7 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str]) -> None:
         raise LakeError(f"a column is named twice in {', '.join(columns)}", hint="partition by each once")
 
 
-def text(value: Any) -> str | None:
+def text(value: object) -> str | None:
     """A partition value as Delta's log and Hive's directories write it."""
     if value is None:
         return None
@@ -102,7 +102,7 @@ def directory(values: Mapping[str, str | None]) -> str:
 
 
 def _escaped(word: str) -> str:
-    """As Hive escapes: no sign that a path, a glob or a URL would take for something else."""
+    """Escaped as Hive does: without characters that have a meaning in a path, a glob or a URL."""
     name = quote(word, safe="") or NULL_DIRECTORY
     if len(name) <= DIRECTORY_BYTES_MAX:
         return name

@@ -1,11 +1,11 @@
-"""Implements format("quintet_lake"), through which Spark writes lake tables, streams and batches, exactly once.
+"""Implements format("quintet_lake"), by which Spark writes streams and batches to lake tables exactly once.
 
     df.writeStream.format("quintet_lake").option("path", DIR).option("format", "delta").option("partitionBy", "date,topic")
 
 Tasks stage files (files.py), the driver commits them (table.py) as batch `batchId` of the writer: the query's id, which its
-checkpoint keeps, or txnAppId. A batch write is published once in itself; txnAppId and txnVersion make a repetition count once.
-Columns that are new are added to the table, a column whose type changed is refused. storage.* options say how an object store is
-reached (storage.py), catalog.* which catalog an Iceberg table is in (iceberg.py). Reading is scan.py.
+checkpoint keeps, or txnAppId. A batch write commits all its rows or none. Run again, it writes them again, unless txnAppId and
+txnVersion are set. New columns are added to the table; a column whose type changed is refused. storage.* options say how to reach an
+object store (storage/options.py), catalog.* which catalog an Iceberg table is in (iceberg.py). scan.py reads.
 """
 
 import logging
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -39,9 +38,7 @@ from quintet.spark.source import sinks
 from quintet.spark.source.options import OptionError, checkpoint, errors_without_trace
 
 NAME: Final = "quintet_lake"
-QUERY: Final = "sql.streaming.queryId"
-BATCH: Final = "streaming.sql.batchId"
-EPOCH_MAX: Final = (1 << 62) - 1
+NUMBER_MAX: Final = (1 << 62) - 1  # of an option
 OPTIONS: Final = (
     "path", "format", "partitionBy", "compactEvery", "targetBytes", "failOnDataLoss", "txnAppId", "txnVersion",
 )  # fmt: skip
@@ -59,8 +56,8 @@ class Settings:
     compact_every: int  # batches; 0: never
     target_bytes: int
     writer: str  # "": the query's id
-    epoch: int | None  # None: not given; a stream counts by itself
-    fail_on_data_loss: bool  # false: a batch that comes again with other rows is passed over
+    batch_id: int | None  # None: not given; a stream has Spark's
+    fail_on_data_loss: bool  # false: a replayed batch with another number of rows is dropped without an error
     storage: Storage = NOTHING
     catalog: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -70,12 +67,12 @@ class Written(WriterCommitMessage):
     """What one task staged, and for which batch."""
 
     writer: str
-    epoch: int
+    batch_id: int
     files: tuple[File, ...]
 
 
 def settings(options: Mapping[str, str]) -> Settings:
-    """The options, checked all at once."""
+    """The options, parsed and checked."""
     spelling = {name.lower(): name for name in OPTIONS}
     given = {}
     storage, catalog = split(options)
@@ -106,7 +103,7 @@ def settings(options: Mapping[str, str]) -> Settings:
         compact_every=_number(given, "compactEvery", 0, 0),
         target_bytes=_number(given, "targetBytes", MERGED_BYTES, 1),
         writer=given.get("txnAppId", ""),
-        epoch=_number(given, "txnVersion", 0, 0) if "txnVersion" in given else None,
+        batch_id=_number(given, "txnVersion", 0, 0) if "txnVersion" in given else None,
         fail_on_data_loss=loss == "true",
         storage=storage,
         catalog=catalog,
@@ -115,7 +112,7 @@ def settings(options: Mapping[str, str]) -> Settings:
 
 def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
     word = given.get(name, str(default))
-    if not word.isdecimal() or not least <= int(word) <= EPOCH_MAX:
+    if not word.isdecimal() or not least <= int(word) <= NUMBER_MAX:
         raise OptionError(name, f"{word!r} is not a whole number from {least} on")
     return int(word)
 
@@ -124,7 +121,7 @@ quiet.quieten()
 
 
 class LakeSource(DataSource):
-    """What Spark asks for writers and readers. quintet.spark.lake.read is quicker for a table in a directory."""
+    """The class that Spark asks for writers and readers. For a table in a directory, quintet.spark.lake.read is faster."""
 
     @classmethod
     def name(cls) -> str:
@@ -148,7 +145,7 @@ class LakeSource(DataSource):
 
 
 class Sink:
-    """What both kinds of writers share. It is made on the driver and pickled to the tasks."""
+    """The code of both kinds of writers. Made on the driver and pickled to the tasks."""
 
     def __init__(self, given: Settings, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -167,7 +164,7 @@ class Sink:
         elif isinstance(self._path, ObjectPath) or self._path.exists():
             if isinstance(self._path, ObjectPath):
                 self._path.check_bucket()
-            self._table().check(self._schema)  # somebody else's table, or none
+            self._table().check(self._schema)  # a table that we did not make, or none
             self._columns = self._table().columns()
         else:
             meta.fitting(self._path, None, (), given.partition_by, self._schema)
@@ -177,13 +174,13 @@ class Sink:
         given = self._given
         return table_of(given.path, given.format, given.partition_by, given.storage, given.catalog)
 
-    def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    def _stage(self, writer: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Written:
         in_place = isinstance(self._path, ObjectPath) and self._given.format != "parquet"
-        heaps = Heaps(self._path, writer, epoch, self._columns, in_place=in_place)
+        heaps = Heaps(self._path, writer, batch_id, self._columns, in_place=in_place)
         try:
             for batch in batches:
                 heaps.add(batch)
-            return Written(writer, epoch, tuple(heaps.finish()))
+            return Written(writer, batch_id, tuple(heaps.finish()))
         except BaseException:
             heaps.discard()
             raise
@@ -193,21 +190,21 @@ class Sink:
         if not written:
             return
         table = self._table()
-        epoch = written[0].epoch
+        batch_id = written[0].batch_id
         files = [file for one in written for file in one.files]
         other = not self._given.fail_on_data_loss
-        table.commit(written[0].writer, epoch, files, self._schema, accept_other=other, begun=begun)
-        if self._given.compact_every and epoch % self._given.compact_every == self._given.compact_every - 1:
+        table.commit(written[0].writer, batch_id, files, self._schema, accept_other=other, begun=begun)
+        if self._given.compact_every and batch_id % self._given.compact_every == self._given.compact_every - 1:
             try:
                 table.compact(self._given.target_bytes)
-            except Exception as error:  # the batch is committed: done again, it would only come to the same point
+            except Exception as error:  # the batch is committed, so an error here must not repeat it
                 _log.warning("quintet: small files of %s were not merged: %s", self._path, error)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         table = self._table()
         for message in messages:
             if isinstance(message, Written):
-                table.abandon(message.writer, message.epoch, message.files)
+                table.abandon(message.writer, message.batch_id, message.files)
 
 
 class BatchWriter(Sink, DataSourceArrowWriter):
@@ -215,13 +212,13 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
     def __init__(self, given: Settings, schema: StructType, overwrite: bool) -> None:
         super().__init__(given, schema, overwrite)
-        if bool(given.writer) != (given.epoch is not None):
+        if bool(given.writer) != (given.batch_id is not None):
             raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")
         self._writer = given.writer or f"{ONCE}{uuid.uuid4().hex}"
 
     @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self._stage(self._writer, self._given.epoch or 0, iterator)
+        return self._stage(self._writer, self._given.batch_id or 0, iterator)
 
     @errors_without_trace
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -250,15 +247,12 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
 
     @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        context = TaskContext.get()
-        query = context.getLocalProperty(QUERY) if context is not None else None
-        batch = context.getLocalProperty(BATCH) if context is not None else None
-        assert query is not None and batch is not None, "Spark sets both for the tasks of a stream"
-        return self._stage(self._given.writer or query, int(batch), iterator)
+        query, batch_id = sinks.batch_of_task()
+        return self._stage(self._given.writer or query, batch_id, iterator)
 
     @errors_without_trace
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
+        assert all(message.batch_id == batchId for message in messages if isinstance(message, Written))
         self._check()
         self._commit(messages, begun=sinks.load(self._checkpoint) is not None)
         if any(isinstance(message, Written) for message in messages):

@@ -1,13 +1,13 @@
-"""Defines what all lake tables share: committing a batch exactly once, and merging small files into large ones.
+"""Commits batches to lake tables exactly once and merges small files: the code that all formats share.
 
-    state of a batch    commit called                                    cut off, then the next commit or read
-    staged              -> files in place, committed, staging swept      staged: Spark replays the batch, its files are swept
-    committed           fence: files of the replay are removed           renames are done again (parquet), nothing to do
+    state of a batch    commit called                                    the process died, then the next commit or read
+    staged              -> files in place, committed, staging swept      Spark replays the batch, and the old files are swept
+    committed           fence: files of the replay are removed           Parquet: renames are repeated; others: nothing to do
 
 The three formats differ in where the commit is: a JSON file (parquet.py), Delta's log (delta.py), Iceberg's catalog (iceberg.py).
-A table is one directory of a file system that driver and executors share, or one prefix of an object store. There, nothing is
-locked or renamed: the log of the format decides which of two drivers commits, files of Delta and Iceberg are written where they
-stay, and what a killed task leaves goes with the versions that _expire lets go of (ADR 22).
+A table is one directory of a file system that driver and executors share, or one prefix of an object store. In an object store nothing
+is locked or renamed: the log of the format decides which of two drivers commits, files of Delta and Iceberg are written at their final
+path, and _expire removes files that a killed task left (ADR 22).
 """
 
 import contextlib
@@ -31,16 +31,14 @@ from quintet.spark.lake.storage.objects import ObjectPath, TablePath, located
 from quintet.spark.lake.storage.options import NOTHING, Storage
 
 COMPACTOR: Final = "compacted"  # the writer of merged files
-ONCE: Final = "once-"  # how names of writers begin that write one batch and never come again
-MERGED_BYTES: Final = 128 << 20  # of a file that compaction leaves alone; half of it is small
-MERGE_MEMORY_BYTES: Final = 512 << 20  # rows in memory of one merged file
-
-
-KEEP_HOURS: Final = 7 * 24  # of old versions
+ONCE: Final = "once-"  # prefix of the names of writers that write one batch only
+MERGED_BYTES: Final = 128 << 20  # that compaction aims at; it merges files smaller than half of it
+MERGE_MEMORY_BYTES: Final = 512 << 20  # of the rows of one merged file, in memory
+KEEP_HOURS: Final = 7 * 24  # old versions are kept for so long
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What became of small files."""
+    """How many small files were merged into how many, with how many rows."""
 
     before: int
     after: int
@@ -48,14 +46,14 @@ class Compaction(msgspec.Struct, frozen=True):
 
 
 class Merge(msgspec.Struct, frozen=True):
-    """A merged file, staged, and those it was made of."""
+    """A merged file, staged, and the files it replaces."""
 
     file: File
     gone: Sequence[TablePath]
 
 
 class LakeTable(ABC):
-    """One table. Every method may be called from any process; those that change it lock it, where there are locks."""
+    """One table. Every method may be called from any process; those that change the table lock it, if it is in a directory."""
 
     format: ClassVar[str]
 
@@ -73,78 +71,79 @@ class LakeTable(ABC):
 
     @property
     def in_place(self) -> bool:
-        """Whether tasks write files where they stay: the log of the table says which count, and a rename would be a copy."""
+        """Whether tasks write files at their final path: in an object store, where a rename is a copy; the table's log says which are part of it."""
         return isinstance(self.path, ObjectPath)
 
-    # -- what a format says ---------------------------------------------------------------------------------------------
+    # -- what each format implements ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def schema(self) -> pa.Schema | None:
-        """The columns, normal; None: there is no table yet."""
+        """The columns with normal types; None if there is no table yet."""
 
     @abstractmethod
     def partition_by(self) -> tuple[str, ...]:
-        """The partition columns of the table that is there."""
+        """The partition columns of an existing table."""
 
     @abstractmethod
     def fence(self, writer: str) -> int:
-        """The last epoch that was committed, NONE if none was."""
+        """The highest batch id that a writer committed, NONE if it committed none."""
 
     @abstractmethod
     def paths(self, version: int | None = None) -> Sequence[TablePath]:
-        """The files that hold the rows now, or held them in a version."""
+        """The files with the rows of the newest version, or of this one."""
 
     @abstractmethod
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
-        """Make the table, or add the columns that are new."""
+        """Make the table, or add new columns."""
 
     @abstractmethod
     def _publish(self, commit: Commit) -> None:
-        """The moment of commitment. Outrun: another process has committed this batch, or a later one of the writer."""
+        """Commit. Outrun: another process has committed this batch, or a later one of the writer."""
 
     @abstractmethod
     def _recover(self, writer: str) -> None:
-        """Finish, or take back, what this writer left when it was cut off."""
+        """Finish or undo the commit that this writer did not finish."""
 
     @abstractmethod
-    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
-        """Merged files in place of those they were made of."""
+    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
+        """Replace small files by the merged ones in one commit."""
 
     @abstractmethod
     def _labelled(self, writer: str) -> bool:
-        """Whether a commit bears the name of this writer, who writes once and has no fence: fences would pile up."""
+        """Whether a commit has the name of this ONCE writer as its label. Such writers have no fence: fences would pile up."""
 
     @abstractmethod
     def _expire(self) -> None:
-        """Let go of versions older than KEEP_HOURS, and of the files that only they have."""
+        """Remove versions older than KEEP_HOURS, and the files that only they have."""
 
     def _session(self) -> contextlib.AbstractContextManager[None]:
-        """Around all that one call does, for a format that has something to open."""
+        """A context around one call, for a format that opens a catalog."""
         return contextlib.nullcontext()
 
-    # -- what all do ----------------------------------------------------------------------------------------------------
+    # -- what all formats share ----------------------------------------------------------------------------------------------------
 
     def check(self, schema: pa.Schema) -> pa.Schema:
         """The columns that the table has after rows of this schema; LakeError if it cannot take them."""
         return meta.fitting(self.path, self.schema(), self.partition_by(), self.given, schema)
 
     def columns(self) -> tuple[str, ...]:
-        """What to partition by: as the table is, or as the writer wants it when there is none."""
+        """The partition columns of the table; those that the writer names if there is no table yet."""
         return (self.given or ()) if self.schema() is None else self.partition_by()
 
     def commit(
-        self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False,
+        self, writer: str, batch_id: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False,
         begun: bool = False,
     ) -> bool:  # fmt: skip
-        """Publish these files as a batch of a writer. False: it was committed before; they are removed. `accept_other`: also
-        if it had another number of rows then. `begun`: the writer has batches here, so a table that is not there is an error
-        unless `accept_other`."""
-        commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
+        """Commit these files as a batch of a writer. False: the batch was committed before, and these files are removed.
+
+        `accept_other`: not an error if it had another number of rows then. `begun`: the writer has committed batches to this table,
+        so it is an error if the table does not exist, unless `accept_other`."""
+        commit = Commit(writer, batch_id, sum(file.rows for file in staged), tuple(staged))
         with self.journal.locked(), self._session():
-            for name in {writer, *self._others()}:  # what is old is swept below
+            for name in {writer, *self._others()}:  # before the sweep below removes staged files
                 self._recover(name)
-            fresh = writer.startswith(ONCE) or epoch > self.fence(writer)
-            mine = False  # whether the log may have these files after all
+            fresh = writer.startswith(ONCE) or batch_id > self.fence(writer)
+            mine = False  # whether the table's log may have these files, although the commit failed
             if fresh:
                 before, after = self.schema(), self.check(schema)
                 if before is None and begun and not accept_other:
@@ -156,9 +155,8 @@ class LakeTable(ABC):
                 if before is None or after != before:
                     self._prepare(before, after)
                 known = meta.load(self.path)
-                if (
-                    before is None or known is None or known.schema != after or not known.identity
-                ):  # cut off here before
+                # Also if an earlier commit ended before it saved this.
+                if before is None or known is None or known.schema != after or not known.identity:
                     meta.save(self.path, self.format, self.columns(), after, made=before is None)
                 if staged:
                     try:
@@ -168,14 +166,16 @@ class LakeTable(ABC):
                     self.journal.prune(writer)
             if not fresh:
                 self._same_again(commit, accept_other, keep=mine)
-            if staged or not fresh or isinstance(self.path, Path):  # as in compact: not before the epoch is taken
-                self.journal.sweep(writer, epoch)
+            if (
+                staged or not fresh or isinstance(self.path, Path)
+            ):  # without locks not before the batch id is committed, see compact
+                self.journal.sweep(writer, batch_id)
             if writer.startswith(ONCE):
                 self.journal.forget(writer)
         return fresh
 
     def listing(self, version: int | None = None) -> tuple[pa.Schema, Sequence[TablePath]]:
-        """Columns and files that belong together, whole batches only."""
+        """The columns and files of one state of the table, with whole batches only."""
         if not self.path.is_dir() or self.schema() is None:
             raise LakeError(f"there is no {self.format} table at {self.path}", hint="check path and format")
         if isinstance(self.path, Path) and os.access(self.path / files.OWN, os.W_OK):
@@ -186,53 +186,53 @@ class LakeTable(ABC):
             return self.schema(), self.paths(version)
 
     def discard(self, staged: Sequence[File]) -> None:
-        """Files of a batch that failed."""
+        """Remove the staged files of a batch that failed."""
         for file in staged:
             (self.path / file.staged).unlink(missing_ok=True)
 
-    def abandon(self, writer: str, epoch: int, staged: Sequence[File]) -> None:
-        """Spark gives a batch up: its staged files go, unless it may be committed. Spark says so after a commit that was cut off
-        half-way, too. In an object store nobody can tell, and they are swept with the next batch."""
+    def abandon(self, writer: str, batch_id: int, staged: Sequence[File]) -> None:
+        """Spark aborts a batch: remove its staged files, unless it may be committed. Spark also aborts after a commit that failed
+        half-way. In an object store it is not known whether a batch is committed; the next batch sweeps the files."""
         if isinstance(self.path, ObjectPath) or not staged:
             return
         with self.journal.locked():
-            if all(self.journal.get(writer, epoch, suffix) is None for suffix in (DONE, INTENT)):
+            if all(self.journal.get(writer, batch_id, suffix) is None for suffix in (DONE, INTENT)):
                 self.discard(staged)
 
     def compact(self, target_bytes: int = MERGED_BYTES) -> Compaction:
-        """Merge files smaller than half of `target_bytes`, each partition value for itself, sorted."""
+        """Merge files smaller than half of `target_bytes`, within each partition value, sorted."""
         with self.journal.locked(), self._session():
             for writer in {COMPACTOR, *self._others()}:
                 self._recover(writer)
-            epoch = self._merge_epoch()
+            batch_id = self._merge_batch_id()
             merged: list[Merge] = []
             for place, group in self._groups(target_bytes):
                 rows = files.read_files(group)
                 values = {name: text(rows.column(name)[0].as_py()) for name in self.partition_by()}
-                file = files.write_file(self.path, COMPACTOR, epoch, values, rows, place, in_place=self.in_place)
+                file = files.write_file(self.path, COMPACTOR, batch_id, values, rows, place, in_place=self.in_place)
                 merged.append(Merge(file, group))
             if merged:
-                self._replace(merged, epoch)
-            # Without locks, another process may stage for this epoch until somebody has claimed it.
-            self.journal.sweep(COMPACTOR, epoch if merged or isinstance(self.path, Path) else epoch - 1)
+                self._replace(merged, batch_id)
+            # Without locks, another process may still stage files for this batch id until it is claimed.
+            self.journal.sweep(COMPACTOR, batch_id if merged or isinstance(self.path, Path) else batch_id - 1)
             self._expire()
         return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
 
     def _others(self) -> list[str]:
-        """Whose unfinished commits are looked after, too. In an object store recovering one looks after all, or after none."""
+        """Other writers whose unfinished commits are recovered, too. In an object store `_recover` handles all writers, or none."""
         return [] if isinstance(self.path, ObjectPath) else self.journal.writers()
 
-    def _merge_epoch(self) -> int:
-        """A number for this compaction; one, where a lock lets only one run at a time."""
+    def _merge_batch_id(self) -> int:
+        """The batch id of this compaction; always the same if a lock lets only one run at a time."""
         return 0
 
     def _settled(self) -> Sequence[TablePath]:
-        """The files that hold the rows now, and that no commit under way is still putting in place."""
+        """The files of the newest version, without those that a running commit still moves to their final path."""
         return self.paths()
 
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[TablePath]]]:
-        """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
-        two partition values all the same."""
+        """Groups of small files of one directory, each about `target_bytes`. The partition values null and "" have the same directory,
+        so the values are compared, too."""
         places: dict[tuple[str, str], list[TablePath]] = defaultdict(list)
         columns = self.partition_by()
         for path in self._settled():
@@ -256,14 +256,14 @@ class LakeTable(ABC):
                 yield place, group
 
     def _same_again(self, commit: Commit, accept_other: bool, keep: bool) -> None:
-        """A batch at or below the fence: drop it, if it is what was committed then. `keep` its files: a commit that was
-        refused may be our own whose answer was lost, and its log names them then."""
-        known = self.journal.get(commit.writer, commit.epoch)
+        """Drop a batch at or below the fence; LakeError if it has another number of rows than the committed one. `keep` its files: the
+        commit that was found may be our own, whose answer was lost, and the log names these files then."""
+        known = self.journal.get(commit.writer, commit.batch_id)
         if not keep:
             self.discard(commit.files)
         if known is not None and known.rows != commit.rows and not accept_other:
             raise LakeError(
-                f"batch {commit.epoch} of {commit.writer} was written to {self.path} before with {known.rows} rows, and now "
+                f"batch {commit.batch_id} of {commit.writer} was written to {self.path} before with {known.rows} rows, and now "
                 f"has {commit.rows}: its checkpoint was put back or changed, or records expired since",
                 hint="go on with the newest checkpoint, or set failOnDataLoss to false to keep what was written before",
             )
@@ -272,7 +272,7 @@ class LakeTable(ABC):
         return Outrun(f"small files of {self.path} were merged by another process meanwhile; nothing was changed")
 
     def place(self, commit: Commit) -> None:
-        """Rename staged files to where readers look. Done again, it does what was left."""
+        """Rename staged files to their final paths. A second call renames those that are left."""
         if isinstance(self.path, ObjectPath):
             return
         folders = set()
@@ -286,22 +286,22 @@ class LakeTable(ABC):
             files.fsync_directory(folder)
 
     def recover_intent(self, writer: str) -> None:
-        """For a format with a log of its own: it says whether the batch that a writer was at is in it. In an object store
-        nobody is alone with the table, so nothing is taken back there: the writer may live, and commit the files yet."""
+        """Finish or undo a writer's unfinished batch, for a format with a log of its own: the log says whether it is committed. Nothing
+        is undone in an object store, where there is no lock: the writer may be alive and still commit the files."""
         if isinstance(self.path, ObjectPath):
             return
-        epoch = self.journal.last(writer, INTENT)
-        intent = self.journal.get(writer, epoch, INTENT)
+        batch_id = self.journal.last(writer, INTENT)
+        intent = self.journal.get(writer, batch_id, INTENT)
         if intent is None:
             return
-        if self._labelled(writer) if writer.startswith(ONCE) else self.fence(writer) >= epoch:
-            self.journal.mark_committed(writer, epoch)
+        if self._labelled(writer) if writer.startswith(ONCE) else self.fence(writer) >= batch_id:
+            self.journal.mark_committed(writer, batch_id)
         else:
             self.take_back(intent)
-            self.journal.drop(writer, epoch, INTENT)
+            self.journal.drop(writer, batch_id, INTENT)
 
     def take_back(self, commit: Commit) -> None:
-        """Remove the files of a batch that was not committed, wherever they are by now."""
+        """Remove the files of a batch that was not committed, staged or renamed."""
         self.discard(commit.files)
         for file in commit.files:
             (self.path / file.path).unlink(missing_ok=True)

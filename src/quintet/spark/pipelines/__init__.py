@@ -1,7 +1,7 @@
 """Lists the built-in pipelines by name. Importing this imports neither Spark nor any pipeline.
 
-What a pipeline's module must hold is written in base.py. A name with a dot is the path of a module of one's own that holds
-the same, so that a pipeline need not live here to be run, restarted, watched and stopped like the others.
+base.py says what the module of a pipeline contains. A name with a dot is the path of a module outside this package that contains the
+same: such a pipeline is run, restarted, watched and stopped like the others.
 """
 
 import ast
@@ -32,21 +32,21 @@ PIPELINES: Final[dict[str, str]] = {
 
 
 def load(kind: str) -> ModuleType:
-    """The module of a pipeline; ConfigError names the nearest one if there is none."""
+    """The module of a pipeline; ConfigError proposes the most similar name if there is none."""
     path = _path(kind)
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise  # the pipeline is there, and something that it needs is not
+            raise  # the pipeline exists, and a package that it imports does not
         raise _unknown(kind) from error
     if not hasattr(module, "Options") or hasattr(module, "start") == hasattr(module, "run"):
-        raise ConfigError(f"{path} is no pipeline", hint="it needs SUMMARY, Options, and one of start and run")
+        raise ConfigError(f"{path} is not a pipeline", hint="it needs SUMMARY, Options, and one of start and run")
     return module
 
 
 def summary(kind: str) -> str:
-    """The line of `quintet pipeline list`, read without running the module: a pipeline may import what is not installed."""
+    """The line of `quintet pipeline list`, read without importing the module, which may need packages that are not installed."""
     spec = importlib.util.find_spec(_path(kind))
     if spec is None or spec.origin is None:
         return ""

@@ -16,7 +16,8 @@
     revenue = "sum(total)"
     slowest = "percentile(total, 0.99)"
 
-A time ahead of the clock counts as now. emit = "final" publishes a window once, when the watermark has passed its end; "updates" publishes it whenever it changes.
+A time in the future is taken as now. emit = "final" publishes a window once, when the watermark has passed its end; "updates" publishes
+it whenever it changes.
 """
 
 import itertools
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SUMMARY = "counts, sums and percentiles per time window, declared in a TOML file"
-KEY: Final = "_key"  # the column with the key of a message; `key` may be one to group by
+KEY: Final = "_key"  # the column with the key of a message, because a user may group by `key`
 PERCENTILE_ACCURACY: Final = 10_000  # the error of a percentile is at most 1 / this, of its rank
 _MEASURE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\(\s*(?P<column>[^,()]+?)\s*(?:,\s*(?P<number>[0-9.]+)\s*)?\))?")
 
@@ -81,11 +82,11 @@ class Options(Into, kw_only=True):
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
-    """One query: fields to columns, window, measures, out."""
+    """One query: fields to columns, windows, measures, and the topic or table."""
     from pyspark.sql import functions as F
 
     if options.emit == "updates" and options.to_table:
-        raise ValueError("emit=updates needs to_topic: a table only grows")
+        raise ValueError("emit=updates needs to_topic: rows of a table cannot be changed")
     how = typed(options, options.schema)
     frame = _columns(read_stream(spark, options, options.topic, **how), options)
     for name in (options.time, *options.by):
@@ -93,7 +94,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     names = ["window", "window_start", "window_end", *options.by, *options.measures]
     for one, other in itertools.pairwise(sorted(names, key=str.lower)):
         if one.lower() == other.lower():
-            raise ValueError(f"two columns of the result are called {one!r} and {other!r}: name a measure otherwise")
+            raise ValueError(f"two columns of the result are called {one!r} and {other!r}: give a measure another name")
     if options.where:
         frame = frame.where(options.where)
     if dict(frame.dtypes)[options.time] == "timestamp":
@@ -117,7 +118,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
 
 
 def waiting(options: Options, state_rows: int) -> str:
-    """What a run that took all there was has counted and not published."""
+    """A sentence about windows that a run with trigger=now has counted and not published."""
     if options.emit == "updates" or not state_rows:
         return ""
     return (
@@ -127,7 +128,7 @@ def waiting(options: Options, state_rows: int) -> str:
 
 
 def _word(name: str) -> "Column":
-    """A value as a part of a key. No two groups have the same key: / and % are %2F and %25, and null is a bare %."""
+    """A value as a part of a key, escaped so that no two groups have the same key: / and % become %2F and %25, and null is %."""
     from pyspark.sql import functions as F
 
     text = F.col(quoted(name)).cast("string")
@@ -137,7 +138,7 @@ def _word(name: str) -> "Column":
 
 
 def _columns(frame: "DataFrame", options: Options) -> "DataFrame":
-    """The declared fields of a JSON value as columns, in place of ours of the same name; a value that is no JSON has none."""
+    """The declared fields of a JSON value as columns, which replace the source's of the same names; null if the value is not JSON."""
     from pyspark.sql import functions as F
 
     if not options.fields:

@@ -1,11 +1,12 @@
 """archive: copies topics into a table of Parquet, Delta or Iceberg files, exactly once.
 
 Every record becomes a row: key, value, headers, topic, partition, offset, timestamp, origin, and the UTC day of its timestamp
-in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too, a field
-that a later schema adds is added to the table, and a record that does not fit is in the dead letters instead of the archive
+in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too. A field that a later
+version of the schema adds is added to the table, and a record that does not decode goes to the dead letters instead of the archive
 (on_decode_error=null keeps it in the archive, with its cause).
-What makes it exactly once is the lake's (quintet.spark.lake): the table takes batch N of this query once. The query is known
-by its checkpoint: with a new checkpoint the archive is begun again, and goes to another path. The way back is restore.py.
+
+quintet.spark.lake makes it exactly once: the table commits batch N of this query once. The query's id is in its checkpoint: with a new
+checkpoint the archive begins again, and must go to another path. restore.py publishes an archive again.
 """
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -25,6 +26,7 @@ from quintet.spark.pipelines.base import (
     lake_options,
     loss,
     read_stream,
+    started,
     topic_list,
     typed,
 )
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 SUMMARY = "topics into a Parquet, Delta or Iceberg table, exactly once"
 DATE: Final = "date"
 DECODE_ERROR: Final = "decode_error"
-# The UTC day, whatever time zone the session shows times in. A time beyond the years 1 to 9999 has the first or the last day
-# of them: no directory can be named after its own.
+# The UTC day, whatever the time zone of the session. A time outside the years 1 to 9999 has the first or last day of these, because
+# its own cannot be written as the name of a directory.
 DAYS: Final = (-719_162, 2_932_896)
 DAY: Final = (
     "date_from_unix_date(cast(greatest(least("
@@ -59,9 +61,7 @@ class Options(Streaming, kw_only=True):
     format: Annotated[Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table it is.")] = (
         "parquet"
     )
-    partition_by: Annotated[
-        str, msgspec.Meta(description="Columns whose values are directories of their own: a,b; empty for none.")
-    ] = "date,topic"
+    partition_by: Annotated[str, msgspec.Meta(description="Partition columns: a,b; empty for none.")] = "date,topic"
     schema: Annotated[
         Literal["raw", "registry"],
         msgspec.Meta(description="registry: the fields of the topic's schema as columns, too."),
@@ -103,13 +103,5 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     note_partitions(
         lake.directory(options.path, lake_options(options)), {info.name: len(info.partitions) for info in known}
     )
-    return [
-        frame.withColumn(DATE, F.expr(DAY))
-        .writeStream.format(lake.FORMAT)
-        .options(**table)
-        .option("checkpointLocation", options.checkpoint)
-        .queryName(options.name)
-        .outputMode("append")
-        .trigger(**options.trigger_options())
-        .start()
-    ]
+    writer = frame.withColumn(DATE, F.expr(DAY)).writeStream.format(lake.FORMAT).options(**table)
+    return [started(writer, options, "append")]

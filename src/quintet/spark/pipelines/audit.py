@@ -1,18 +1,18 @@
 """audit: reads every record of the topics once and checks it, and compares an archive with its topics.
 
-    checksum of every batch     broken: named with its offsets and, where files are read, the file and the position in it
-    offsets                     lost: they are in no file. `absent` are offsets whose records expired or were compacted away,
-                                and marks of the broker: no loss, and a note says how many there are
-    timestamps                  a note, when one is older than the record before it by more than `tolerance`
+    checksum of every batch     broken: named with its offsets and, if files are read, the file and the position in it
+    offsets                     lost if they are in no file. `absent` are offsets whose records expired or were compacted, and
+                                control batches of the broker: not a loss, and a note says how many there are
+    timestamps                  a note, if one is older than that of the record before it by more than `tolerance`
     digest                      of keys, values, headers, offsets and times in their order (digest.py): two audits of the same
-                                offsets have the same one
+                                offsets have the same digest
     archive                     each of its rows against the topic's (reconcile.py)
 
-Rows never leave the process that reads them: Spark's tasks get ranges of offsets and give back what they found (examine.py),
-so the work is linear in the rows, divides by the cores, and a broken batch does not hide what is behind it.
+Rows never leave the process that reads them: Spark's tasks get ranges of offsets and return their findings (examine.py). So the work is
+linear in the rows and is divided among the cores, and a broken batch does not hide the batches after it.
 
-    chains                      with `data`: the links of every segment file there, and the anchors (chains.py). Records that
-                                come over Flight carry no links: without the files no chain is looked at, and the title says so
+    chains                      with `data`: the links of every segment file there, and the anchors (chains.py). Records read
+                                over Flight have no links: without the files no chain is checked, and the title says so
     signatures                  with `hmac_secret_file`: of the envelopes in the mailboxes of peers (envelopes.py)
 """
 
@@ -77,7 +77,7 @@ class Options(Common, kw_only=True):
 
 
 def run(spark: "SparkSession", options: Options) -> Result:
-    """Read all, then compare; what is wrong is in the notes, the first one first."""
+    """Read and check all records, then compare the archive. The notes say what is wrong."""
     from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import read_options
 
@@ -117,7 +117,7 @@ def run(spark: "SparkSession", options: Options) -> Result:
 
 
 def _secret(option: str, file: str) -> bytes:
-    """One line of a file; b"" if none was named."""
+    """The secret in a file; b"" if no file is named."""
     from quintet.spark.source.options import OptionError
 
     if not file:
@@ -134,7 +134,7 @@ def _secret(option: str, file: str) -> bytes:
 def _slices(
     spark: "SparkSession", asked: "ReadOptions", link: "FlightConnection", back_us: int, secret: bytes
 ) -> "list[Slice]":
-    """One for each partition. A partition is divided as often as there are cores to read it."""
+    """One slice for each partition, read by as many tasks as there are cores for."""
     from quintet.spark.pipelines.checks.examine import Slice, united
     from quintet.spark.source import reader
 
@@ -159,7 +159,7 @@ def _slices(
 def _examined(
     spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[MappedSpan]]", back_us: int, secret: bytes
 ) -> "Iterator[Slice]":
-    """Each of these is a Spark task, and its parts are examined where it runs."""
+    """Run `examine` in Spark tasks, one for each element of `tasks`."""
     from quintet.spark.pipelines.checks.examine import Slice
 
     if tasks:
@@ -187,7 +187,7 @@ def _worker(
 
 
 def _pardoned(part: "Slice", first: int) -> "Slice":
-    """Without what retention took while it was being read: the partition begins at `first` now."""
+    """The slice without damage that is only retention's work during the audit: the partition begins at `first` now."""
     from quintet.spark.pipelines.checks.examine import Damage
 
     left = [Damage(max(each.first, first), each.last, each.why) for each in part.damages if each.last > first]
@@ -195,7 +195,7 @@ def _pardoned(part: "Slice", first: int) -> "Slice":
 
 
 def _findings(slices: "Sequence[Slice]", tolerance: str) -> tuple[list[str], bool]:
-    """The sentences to say, and whether all is well."""
+    """The notes, and whether all is well."""
     broken = [_broken(part, each) for part in slices for each in part.damages]
     backwards = [
         f"{part.topic}/{part.partition}: {part.back} timestamps are older than the one before by more than {tolerance}, "
@@ -204,7 +204,7 @@ def _findings(slices: "Sequence[Slice]", tolerance: str) -> tuple[list[str], boo
         if part.back
     ]
     absent = [
-        f"{part.topic}/{part.partition}: {part.absent} offsets have no record: expired, compacted away, or marks of the broker"
+        f"{part.topic}/{part.partition}: {part.absent} offsets have no record: expired, compacted, or control batches of the broker"
         for part in slices
         if part.absent
     ]
@@ -212,7 +212,7 @@ def _findings(slices: "Sequence[Slice]", tolerance: str) -> tuple[list[str], boo
 
 
 def _signed(slices: "Sequence[Slice]") -> list[str]:
-    """What the signatures of mailboxes come to, the forged ones first."""
+    """Notes about the signatures in mailboxes, forged ones first."""
     from quintet.spark.pipelines.checks.envelopes import NONE
 
     forged = [

@@ -1,22 +1,22 @@
-"""Defines what every pipeline has: options, a start, a result. Each pipeline is one short module.
+"""Defines what all pipelines share: options, reading, writing and results. Each pipeline is one short module.
 
 A module of this folder that is a pipeline has
 
     SUMMARY     one line for `quintet pipeline list`
-    Options     a subclass of Common; each field typed, with a description: the command's --help is made of them
-    start       (spark, options) -> the streaming queries it runs on         for a pipeline that goes on
+    Options     a subclass of Common; each field has a type and a description, which --help shows
+    start       (spark, options) -> its streaming queries                    for a pipeline that runs until it is stopped
     run         (spark, options) -> Result                                   for one that ends by itself
-    waiting     (options, rows of state) -> what a run with trigger=now left unpublished, in a sentence; may be left out
+    waiting     (options, rows of state) -> a sentence about what a run with trigger=now left unpublished; optional
 
-and is a row in PIPELINES (__init__.py). Nothing here starts a session, restarts what failed or draws progress: that is
-runner.py. A pipeline must be callable from a notebook as it is: `archive.start(spark, archive.Options(...))`.
+and is a row in PIPELINES (__init__.py). Nothing here starts a session, restarts a query or shows progress: that is
+running/runner.py. A pipeline can also be called from a notebook: `archive.start(spark, archive.Options(...))`.
 """
 
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -32,9 +32,12 @@ DEFAULT_URL: Final = "flight://127.0.0.1:8815"
 NOW: Final = "now"
 # The option typed_prefix of pipelines that read values by their registered schema.
 Prefix = Annotated[
-    str, msgspec.Meta(description="What the names of the schema's columns begin with, if they meet others.")
+    str,
+    msgspec.Meta(
+        description="Prefix of the names of the schema's columns, if one of them is also a column of the source."
+    ),
 ]
-# How a table in an object store is reached: storage.region=... on the command line, [storage] in a file.
+# How to reach a table in an object store: storage.region=... on the command line, [storage] in a file.
 Storage = Annotated[
     dict[str, str],
     msgspec.Meta(description="storage.NAME=VALUE: how to reach s3://, gs://, abfss://, if not by the environment."),
@@ -43,7 +46,7 @@ Catalog = Annotated[
     dict[str, str],
     msgspec.Meta(description="catalog.NAME=VALUE: properties of an Iceberg catalog, as pyiceberg has them."),
 ]
-# Its options on_decode_error, value_prefix and schema_ids: those of a read, but what does not decode goes to the dead letters.
+# The options of format("quintet") of the same names, but the default of on_decode_error is deadletter.
 OnDecodeError = Annotated[
     Literal["deadletter", "fail", "null"],
     msgspec.Meta(
@@ -65,12 +68,12 @@ DECODING: Final = (
     ("value_prefix", "valuePrefix", "auto"),
     ("schema_ids", "schemaIds", ""),
 )
-START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and its id being known
+START_SECONDS_MAX: Final = 60.0  # from the first batch of a query until its id is known
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
 
 class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What all pipelines have."""
+    """The options of all pipelines."""
 
     url: Annotated[str, msgspec.Meta(description="The broker's Flight door: flight://USER:PASSWORD@HOST:PORT.")] = (
         DEFAULT_URL
@@ -80,16 +83,16 @@ class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     token: Annotated[str, msgspec.Meta(description="API key instead of user and password.")] = ""
 
     def access(self) -> dict[str, str]:
-        """The options of format("quintet") that say where the broker is and who asks."""
+        """The options of format("quintet") with the broker's address and the credentials."""
         found = {"url": self.url, "user": self.user, "password": self.password, "token": self.token}
         return {name: value for name, value in found.items() if value}
 
 
 class Streaming(Common, kw_only=True):
-    """What pipelines that go on have."""
+    """The options of pipelines that run until they are stopped."""
 
-    name: Annotated[str, msgspec.Meta(description="Name of this run, shown by status; its checkpoint bears it.")]
-    checkpoint: Annotated[str, msgspec.Meta(description="Directory that remembers how far it is.")]
+    name: Annotated[str, msgspec.Meta(description="Name of this run, shown by status, and of its default checkpoint.")]
+    checkpoint: Annotated[str, msgspec.Meta(description="Directory of Spark's checkpoint: how far it is.")]
     trigger: Annotated[
         str, msgspec.Meta(description="now: all there is, then stop; or every so often: 500ms, 10s, 5m.")
     ] = "10s"
@@ -105,12 +108,12 @@ class Streaming(Common, kw_only=True):
     ] = True
 
     def trigger_options(self) -> dict[str, Any]:
-        """The arguments of DataStreamWriter.trigger."""
+        """The arguments of DataStreamWriter.trigger, which takes one keyword of several types."""
         return {"availableNow": True} if self.trigger == NOW else {"processingTime": spoken(self.trigger)}
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pipeline that ends gives back: a table, a verdict, and the sentences to say."""
+    """What `run` of a pipeline returns: a table, whether all is well, and notes to print."""
 
     title: str
     columns: tuple[str, ...] = ()
@@ -121,19 +124,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopped(Exception):
-    """Somebody asked a pipeline to stop while it waited for its time."""
+    """The pipeline was asked to stop while it was in `pause`."""
 
 
 _waiting = threading.local()  # .stop: the event that ends the pauses of a thread
 
 
 def stop_on(stop: threading.Event) -> None:
-    """From now on, pauses of this thread end when `stop` is set."""
+    """Let `pause` in this thread end when `stop` is set."""
     _waiting.stop = stop
 
 
 def pause(seconds: float) -> None:
-    """Wait; Stopped if the runner of this pipeline is told to stop meanwhile."""
+    """Wait. Raises Stopped if the pipeline is asked to stop meanwhile."""
     stop: threading.Event | None = getattr(_waiting, "stop", None)
     if stop is None:
         time.sleep(seconds)
@@ -145,7 +148,7 @@ _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hou
 
 
 def spoken(duration: str) -> str:
-    """10s -> "10 seconds", as Spark's intervals want it; ValueError with the spelling if it is none."""
+    """10s -> "10 seconds", an interval of Spark; ValueError if it is not a duration."""
     for unit in sorted(_UNITS, key=len, reverse=True):
         number = duration.removesuffix(unit)
         if number != duration and number.isdecimal():
@@ -165,12 +168,12 @@ def microseconds(duration: str) -> int:
 
 
 def typed(options: Streaming, schema: str, subject: str = "") -> dict[str, str]:
-    """The options of a source that say whether values become columns, what those are called, and how they are read."""
+    """The options of a read that say whether and how values become columns."""
     given = msgspec.structs.asdict(options)
     found = {"schema": schema, "typedPrefix": str(given["typed_prefix"]), "subject": subject}
     for name, option, default in DECODING:
         value = str(given.get(name, default))
-        if schema == "registry" or value != default:  # the source refuses what has no meaning
+        if schema == "registry" or value != default:  # the source refuses options without effect
             found[option] = value
     return {name: value for name, value in found.items() if value}
 
@@ -181,13 +184,13 @@ def loss(options: Streaming) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark's expressions want it: `a.b` is one name, a.b is a field of a."""
+    """A column's name quoted for Spark's expressions: `a.b` is one name, a.b is a field of a."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def by_now(time: str) -> "Column":
-    """A column of times for a watermark: one ahead of the clock counts as now. Otherwise a single message with a time of the
-    far future would make all that follow it late, and late ones are left out."""
+    """A column of times for a watermark, in which a time in the future is now. Otherwise one message with a time far in the future
+    would move the watermark there, and all later messages would be dropped as late."""
     from pyspark.sql import functions as F
 
     at = F.col(quoted(time))
@@ -195,7 +198,7 @@ def by_now(time: str) -> "Column":
 
 
 def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":
-    """The records of these topics (a,b,c) as a stream. ConfigError if the checkpoint is of another run (checkpoints.py)."""
+    """The records of these topics (a,b,c) as a stream. ConfigError if the checkpoint belongs to another run (checkpoints.py)."""
     checkpoints.check(spark, options.checkpoint, type(options).__module__, msgspec.structs.asdict(options))
     settings: Mapping[str, str] = {
         **options.access(),
@@ -208,8 +211,15 @@ def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: 
     return spark.readStream.format("quintet").options(**settings).load()
 
 
-def lake_options(options: "Into | Any") -> dict[str, str]:
-    """The options of format("quintet_lake") for the store and the catalog that a pipeline names."""
+class InStore(Protocol):
+    """Options of a pipeline that reads or writes a lake table."""
+
+    storage: Storage
+    catalog: Catalog
+
+
+def lake_options(options: InStore) -> dict[str, str]:
+    """The options storage.* and catalog.* of format("quintet_lake")."""
     return {
         **{f"storage.{name}": value for name, value in options.storage.items()},
         **{f"catalog.{name}": value for name, value in options.catalog.items()},
@@ -217,7 +227,7 @@ def lake_options(options: "Into | Any") -> dict[str, str]:
 
 
 class Into(Streaming, kw_only=True):
-    """What pipelines have whose rows go to a topic or to a table."""
+    """The options of pipelines that write to a topic or to a table."""
 
     to_topic: Annotated[
         str, msgspec.Meta(description="Publish the result to this topic: rows as JSON, exactly once.")
@@ -231,14 +241,14 @@ class Into(Streaming, kw_only=True):
 
     def __post_init__(self) -> None:
         if bool(self.to_topic) == bool(self.to_table):
-            raise ValueError("say where the result goes: to_topic or to_table, one of them")
+            raise ValueError("set to_topic or to_table, one of them: where the result goes")
 
 
 def write(
     frame: "DataFrame", options: Into, key: str = "key", mode: Literal["append", "update"] = "append"
 ) -> "StreamingQuery":
-    """Start writing a stream to the topic or table its options name. To a topic the column `key` is the key of a message and
-    all others are its value, as JSON; a frame of the columns of a message with a binary `value` goes as it is."""
+    """Start writing a stream to the topic or table in its options. For a topic, the column `key` becomes the key of a message and all
+    others its value, as JSON; a frame with the columns of a message and a binary `value` is written as it is."""
     from pyspark.sql import functions as F
 
     if options.to_topic:
@@ -253,10 +263,11 @@ def write(
         sink = {"path": options.to_table, "format": options.table_format, "failOnDataLoss": loss(options)}
         sink |= lake_options(options)
         writer = frame.writeStream.format("quintet_lake").options(**sink)
-    return _started(writer, options, mode)
+    return started(writer, options, mode)
 
 
-def _started(writer: "DataStreamWriter", options: Streaming, mode: Literal["append", "update"]) -> "StreamingQuery":
+def started(writer: "DataStreamWriter", options: Streaming, mode: Literal["append", "update"]) -> "StreamingQuery":
+    """Start a query with the checkpoint, name and trigger of its options."""
     return (
         writer.option("checkpointLocation", options.checkpoint)
         .queryName(options.name)
@@ -267,8 +278,8 @@ def _started(writer: "DataStreamWriter", options: Streaming, mode: Literal["appe
 
 
 def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str]) -> "StreamingQuery":
-    """Spark refuses update mode for every sink in Python, so each batch is a write of its own; named by the query and its
-    number it counts once, as the sink's own batches do."""
+    """Write each batch by itself, because Spark refuses update mode for Python sinks. The query id and the batch id (txnAppId and
+    txnVersion) keep a batch from being published twice."""
     known: Future[str] = Future()
 
     def publish(batch: "DataFrame", number: int) -> None:
@@ -281,7 +292,7 @@ def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str])
         name = {"txnAppId": known.result(START_SECONDS_MAX), "txnVersion": str(number)}
         batch.write.format("quintet").options(**sink, **name).mode("append").save()
 
-    query = _started(frame.writeStream.foreachBatch(publish), options, "update")
+    query = started(frame.writeStream.foreachBatch(publish), options, "update")
     known.set_result(str(query.id))
     return query
 

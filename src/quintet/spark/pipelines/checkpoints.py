@@ -1,21 +1,21 @@
-"""Stores beside a checkpoint what it belongs to: the pipeline, its topics, its sink and the options that shape its rows.
+"""Records in a checkpoint's directory which pipeline it belongs to and with which options, and refuses others.
 
     CHECKPOINT/quintet-pipeline.json      {"kind": "archive", "options": {"topics": "orders", "path": "/lake/orders", ...}}
 
-A checkpoint says how far a run is and not what it did. With other options the next run would go on behind what the first one
-read: another table or topic would get none of the rows before, and a changed window or key would mean something else from the
-middle on. So every option counts but those in RUNNING; a run with another one is refused until it gets a checkpoint of its own.
-`topics` may grow: a topic that is new is read from its beginning.
+A checkpoint knows how far a run has read, but not what it did with the rows. A run with other options would go on after these rows:
+another table or topic would lack all earlier ones, and a changed window or key would apply to later rows only. So a run is refused if
+any option differs, except those in RUNNING; it needs a checkpoint of its own. `topics` may grow: a new topic is read from its
+beginning.
 
-A checkpoint that has planned no batch yet takes any options: so a typing error in the first run can be corrected. One from before this
-file was kept is taken as it is. Which log and which table the rows went to is known elsewhere (offsets.py, sinks.py).
+A checkpoint without a planned batch accepts any options, so that a typing error in the first run can be corrected. A checkpoint without
+this file, of an older version, is accepted. offsets.py and sinks.py record which log and which table the rows went to.
 """
 
 import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -23,17 +23,18 @@ from quintet.model.errors import ConfigError
 from quintet.spark.source.options import without_file
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaClass, JavaObject, JVMView  # type: ignore[import-untyped]  # py4j ships no types
     from pyspark.sql import SparkSession
 
 FILE: Final = "quintet-pipeline.json"
 OFFSETS: Final = "offsets"  # Spark's folder: a file for each batch that was planned
-# Options that say how a run goes, who asks and how to get there, and not which rows come out. Secrets are among them only:
-# every other option is written down.
+# Options that do not change the rows of a run: schedule, credentials, addresses. All secrets are among them, because all other
+# options are written to the file.
 RUNNING: Final = frozenset({
     "url", "user", "password", "token", "name", "checkpoint", "trigger", "starting", "max_per_trigger", "fail_on_data_loss",
     "compact_every", "target_mb", "storage", "catalog",
 })  # fmt: skip
-PLACES: Final = frozenset({"path", "to_table"})  # written as they are from anywhere
+PLACES: Final = frozenset({"path", "to_table"})  # paths: written as absolute ones
 GROWING: Final = frozenset({"topics"})
 SHOWN_CHARS_MAX: Final = 80  # of a value in an error
 BUILT_IN: Final = "quintet.spark.pipelines."
@@ -41,14 +42,14 @@ DIGEST: Final = "blake2b:"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a checkpoint is of. A table of options is kept as its digest."""
+    """The pipeline and options of a checkpoint. A mapping is kept as its digest."""
 
     kind: str
     options: dict[str, str]
 
 
-def check(spark: "SparkSession", checkpoint: str, module: str, options: Mapping[str, Any]) -> None:
-    """ConfigError if the checkpoint is of another run than one of this module with these options; else it is of this one."""
+def check(spark: "SparkSession", checkpoint: str, module: str, options: Mapping[str, object]) -> None:
+    """ConfigError if the checkpoint belongs to another pipeline or to other options; else record these."""
     note = Note(
         module.removeprefix(BUILT_IN), {name: _text(name, options[name]) for name in sorted({*options} - RUNNING)}
     )
@@ -60,7 +61,7 @@ def check(spark: "SparkSession", checkpoint: str, module: str, options: Mapping[
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"{checkpoint}/{FILE} cannot be read: {error}",
-                hint="restore it, or remove it if the options are those of before",
+                hint="restore it, or remove it if the options have not changed",
             ) from None
         _compare(checkpoint, known, note)
         note = Note(note.kind, known.options | note.options)
@@ -70,11 +71,10 @@ def check(spark: "SparkSession", checkpoint: str, module: str, options: Mapping[
 
 def _compare(checkpoint: str, known: Note, note: Note) -> None:
     if known.kind != note.kind:
-        wrong = [f"it is of the pipeline {known.kind}, and this is {note.kind}"]
+        wrong = [f"it belongs to the pipeline {known.kind}, and this is {note.kind}"]
     else:
-        names = [
-            name for name in note.options if name in known.options
-        ]  # one that is new has its old meaning by default
+        # An option that the file lacks is newer than it, and its default is what was done before.
+        names = [name for name in note.options if name in known.options]
         wrong = [_changed(name, known.options[name], note.options[name]) for name in names]
     wrong = [sentence for sentence in wrong if sentence]
     if wrong:
@@ -100,7 +100,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 3] + "...") if text else "not given"
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         plain = msgspec.json.encode(value, order="sorted")
         return DIGEST + hashlib.blake2b(plain, digest_size=16).hexdigest() if value else ""
@@ -115,9 +115,9 @@ def _text(name: str, value: Any) -> str:
 
 
 class Folder(Protocol):
-    def read(self, name: str) -> bytes | None: ...  # None: it is not there
+    def read(self, name: str) -> bytes | None: ...  # None: it does not exist
 
-    def write(self, name: str, data: bytes) -> None: ...  # whole or not at all
+    def write(self, name: str, data: bytes) -> None: ...  # atomically
 
     def count(self, name: str) -> int: ...  # entries of a folder in it
 
@@ -158,15 +158,15 @@ class LocalFolder:
 
 
 class HadoopFolder:
-    """By the file systems that Spark keeps checkpoints on: s3a, hdfs, gs, abfss."""
+    """A directory in one of Hadoop's file systems: s3a, hdfs, gs, abfss."""
 
     def __init__(self, spark: "SparkSession", checkpoint: str) -> None:
-        java: Any = spark.sparkContext._jvm
-        self._make: Any = java.org.apache.hadoop.fs.Path
-        self._root: Any = self._make(checkpoint)
-        self._files: Any = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        java: JVMView = spark.sparkContext._jvm
+        self._make: JavaClass = java.org.apache.hadoop.fs.Path
+        self._root: JavaObject = self._make(checkpoint)
+        self._files: JavaObject = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
-    def _path(self, name: str) -> Any:
+    def _path(self, name: str) -> "JavaObject":
         return self._make(self._root, name)
 
     def read(self, name: str) -> bytes | None:

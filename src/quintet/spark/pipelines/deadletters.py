@@ -1,17 +1,17 @@
 """deadletters: groups dead letters by topic, cause and field, and replays those that are chosen.
 
-A dead letter is a record of the topic's dead-letter topic whose headers tell its story (quintet-dead-*). Spark makes columns
-of them, leaves out those that were resolved, and groups the rest. The field is the one the error names, as checks of schemas
-and decoders do: "items[3].price: is not a number" is about items[].price.
+A dead letter is a record of a dead-letter topic; its headers quintet-dead-* have its topic, cause and error. Spark makes columns of
+them, leaves out resolved letters, and groups the rest. The field is the one that the error names, as errors of schemas and decoders
+do: "items[3].price: is not a number" is about items[].price.
 
-redrive=true sends the chosen ones again, oldest first, in slices. The broker publishes a slice and resolves it in one step,
-so a run that was interrupted can be repeated: nothing is sent twice.
+redrive=true replays the chosen letters, oldest first, in slices. The broker publishes and resolves a slice in one step, so a run that
+was interrupted can be repeated: nothing is published twice.
 """
 
 import datetime
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -20,20 +20,19 @@ from quintet.flight import wire
 from quintet.spark.pipelines.base import Common, Result, topic_list
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
     from quintet.spark.source.connection import FlightConnection
 
-SUMMARY = "dead letters by cause, topic and field, and sent again if you say so"
+SUMMARY = "dead letters by cause, topic and field, and replays them with redrive=true"
 FIRST: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 LAST: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 PREFIX: Final = "quintet-dead-"
 SLICE_IDS: Final = 1_000  # of one redrive, the broker's limit
 SLICE_BYTES: Final = 16 << 20  # the same, of keys and values
-COLUMNS: Final = ("topic", "cause", "field", "letters", "first", "last", "samples")
 SAMPLE_LETTERS: Final = 200  # of an error that is shown
-# "PATH: what is wrong", where PATH has no spaces; an exception's name is no path.
+# "PATH: what is wrong", where PATH has no spaces; the name of an exception is not a path.
 _PATH: Final = r"^(?![A-Za-z_.]*(?:Error|Exception|Warning)\b)([^\s:]+): "
 _REQUIRED: Final = r'"([^"]+)" is a required property'
 _SCHEMA_REJECTED: Final = "schema rejected"  # its error begins with the id of the schema
@@ -43,16 +42,30 @@ class Options(Common, kw_only=True):
     topic: Annotated[str, msgspec.Meta(description="Topics whose dead letters to look at: a,b,c. Left out: all.")] = ""
     cause: Annotated[str, msgspec.Meta(description="Only letters with this cause.")] = ""
     field: Annotated[str, msgspec.Meta(description="Only letters whose error names this field.")] = ""
-    since: Annotated[str, msgspec.Meta(description="Only what died at or after this moment, ISO 8601.")] = ""
-    until: Annotated[str, msgspec.Meta(description="Only what died before this moment, ISO 8601.")] = ""
+    since: Annotated[str, msgspec.Meta(description="Only letters from this time on, ISO 8601.")] = ""
+    until: Annotated[str, msgspec.Meta(description="Only letters before this time, ISO 8601.")] = ""
     sample: Annotated[int, msgspec.Meta(description="How many letters of each group to show.", ge=0, le=100)] = 3
-    redrive: Annotated[bool, msgspec.Meta(description="Send the chosen letters again.")] = False
-    limit: Annotated[int, msgspec.Meta(description="How many to send at most.", ge=1, le=10_000_000)] = 100_000
-    suffix: Annotated[str, msgspec.Meta(description="How names of dead-letter topics end.", min_length=1)] = "-dlq"
+    redrive: Annotated[bool, msgspec.Meta(description="Replay the chosen letters.")] = False
+    limit: Annotated[int, msgspec.Meta(description="How many to replay at most.", ge=1, le=10_000_000)] = 100_000
+    suffix: Annotated[str, msgspec.Meta(description="Suffix of the names of dead-letter topics.", min_length=1)] = (
+        "-dlq"
+    )
+
+
+class Group(NamedTuple):
+    """The open letters of one topic, cause and field: how many, the times of the first and last, and some of them."""
+
+    topic: str
+    cause: str
+    field: str
+    letters: int
+    first: datetime.datetime
+    last: datetime.datetime
+    samples: tuple[str, ...]
 
 
 class OpenLetters(msgspec.Struct, frozen=True):
-    """The dead-letter topic of a topic, and what is open in its partitions."""
+    """The dead-letter topic of a topic, and the open ranges of offsets in each partition."""
 
     source: str
     topic: str
@@ -60,7 +73,7 @@ class OpenLetters(msgspec.Struct, frozen=True):
 
 
 def run(spark: "SparkSession", options: Options) -> Result:
-    """Group, show, and send."""
+    """Group the open letters, and replay the chosen ones if redrive is true."""
     from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
@@ -68,7 +81,7 @@ def run(spark: "SparkSession", options: Options) -> Result:
     found, notes = _places(connection, options)
     places = [place for place in found if any(place.open)]
     if not places:
-        return Result(title="no dead letters", columns=COLUMNS, notes=tuple(notes))
+        return Result(title="no dead letters", columns=Group._fields, notes=tuple(notes))
     chosen = _chosen(_letters(spark, options, places), options).cache()
     try:
         groups = _groups(chosen, options.sample)
@@ -76,13 +89,13 @@ def run(spark: "SparkSession", options: Options) -> Result:
     finally:
         chosen.unpersist()
     return Result(
-        title=f"{sum(row[3] for row in groups)} open dead letters", columns=COLUMNS, rows=tuple(groups), notes=(*notes, *said), ok=ok
+        title=f"{sum(group.letters for group in groups)} open dead letters", columns=Group._fields, rows=tuple(groups), notes=(*notes, *said), ok=ok
     )  # fmt: skip
 
 
 def _places(connection: "FlightConnection", options: Options) -> tuple[list[OpenLetters], list[str]]:
-    """Where dead letters are. A topic that was named is asked for whatever its dead-letter topic is called, and must be
-    readable; of all topics, those are left out that are not."""
+    """The topics with dead letters. A topic that the options name is asked for even if its dead-letter topic has an unusual name, and
+    must be readable; if none is named, topics that the user may not read are left out."""
     names, places, notes = topic_list(options.topic), list[OpenLetters](), list[str]()
     if not options.topic:
         found = connection.topics(wire.Selection()).topics
@@ -100,7 +113,7 @@ def _places(connection: "FlightConnection", options: Options) -> tuple[list[Open
 
 
 def _letters(spark: "SparkSession", options: Options, places: Sequence[OpenLetters]) -> "DataFrame":
-    """The open letters, their story in columns."""
+    """The open letters, with the headers quintet-dead-* as columns."""
     from pyspark.sql import functions as F
 
     bounds: list[dict[str, dict[str, int]]] = [
@@ -127,7 +140,7 @@ def _letters(spark: "SparkSession", options: Options, places: Sequence[OpenLette
         .options(startingOffsets=json.dumps(bounds[0]), endingOffsets=json.dumps(bounds[1]))
         .load()
     )
-    died = F.timestamp_micros(F.coalesce(_story("last-us").try_cast("long"), F.unix_micros("timestamp")))
+    died = F.timestamp_micros(F.coalesce(_dead_header("last-us").try_cast("long"), F.unix_micros("timestamp")))
     return (
         rows.join(F.broadcast(wanted), ["topic", "partition"])
         .where("offset >= first and offset < last")
@@ -136,16 +149,16 @@ def _letters(spark: "SparkSession", options: Options, places: Sequence[OpenLette
             "partition",
             "offset",
             died.alias("died"),
-            F.coalesce(_story("topic") == F.col("source"), F.lit(True)).alias("own"),
-            F.coalesce(_story("cause"), F.lit("")).alias("cause"),
-            F.coalesce(_story("error"), F.lit("")).alias("error"),
+            F.coalesce(_dead_header("topic") == F.col("source"), F.lit(True)).alias("own"),
+            F.coalesce(_dead_header("cause"), F.lit("")).alias("cause"),
+            F.coalesce(_dead_header("error"), F.lit("")).alias("error"),
             F.expr("coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)").alias("size"),
         )
         .withColumn("field", _field())
     )
 
 
-def _story(name: str) -> "Column":
+def _dead_header(name: str) -> "Column":
     from pyspark.sql import functions as F
 
     named = F.filter("headers", lambda header: header["key"] == PREFIX + name)
@@ -153,7 +166,7 @@ def _story(name: str) -> "Column":
 
 
 def _field() -> "Column":
-    """The field that the error names, "" if it names none. Places in lists are left out: items[3] is items[]."""
+    """The field that the error names, "" if it names none. Indexes of lists are left out: items[3] becomes items[]."""
     from pyspark.sql import functions as F
 
     error = F.when(F.col("cause") == _SCHEMA_REJECTED, F.regexp_replace("error", r"^\S+: ", "")).otherwise(
@@ -180,12 +193,12 @@ def _moment(name: str, text: str) -> datetime.datetime:
     try:
         found = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{name}={text}: write a moment as in 2026-01-31T12:00:00Z") from None
+        raise ValueError(f"{name}={text} is not a time; write it as 2026-01-31T12:00:00Z") from None
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
 
 
-def _groups(letters: "DataFrame", sample: int) -> list[tuple[Any, ...]]:
-    """One row for each topic, cause and field, the most frequent first; of its letters the oldest as samples."""
+def _groups(letters: "DataFrame", sample: int) -> list[Group]:
+    """One row for each topic, cause and field, the most frequent first, with the oldest letters as samples."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -205,14 +218,14 @@ def _groups(letters: "DataFrame", sample: int) -> list[tuple[Any, ...]]:
         .collect()
     )  # fmt: skip
     return [
-        (row["source"], row["cause"], row["field"], row["letters"], _said(row["first"]), _said(row["last"]),
-         tuple(each["told"] for each in row["some"]))
+        Group(row["source"], row["cause"], row["field"], row["letters"], _said(row["first"]), _said(row["last"]),
+              tuple(each["told"] for each in row["some"]))
         for row in found
     ]  # fmt: skip
 
 
 def _said(at_us: int) -> datetime.datetime:
-    """A time beyond the years 1 to 9999 is the first or the last one in them: headers hold what somebody wrote."""
+    """The time; the first or last that Python has if it is outside the years 1 to 9999: a client may write any number."""
     try:
         return EPOCH + datetime.timedelta(microseconds=at_us)
     except OverflowError:
@@ -220,8 +233,8 @@ def _said(at_us: int) -> datetime.datetime:
 
 
 def _redrive(connection: "FlightConnection", letters: "DataFrame", limit: int) -> tuple[list[str], bool]:
-    """Send them, and say how many went. What was resolved meanwhile is no error: it went another way. A letter whose story
-    names another topic stays: the dead-letter topic of a very long name is called after a hash of it."""
+    """Replay letters; the notes, and whether it went well. A letter that was resolved meanwhile is not an error. One whose header names
+    another topic stays: the dead-letter topic of a very long name has a hash as its name, which is not the name of the topic."""
     strangers = letters.where("not own").count()
     ordered = letters.where("own").orderBy("source", "died", "partition", "offset").limit(limit)
     sent = gone = 0
@@ -237,8 +250,8 @@ def _redrive(connection: "FlightConnection", letters: "DataFrame", limit: int) -
     return [*notes, f"{gone} were resolved by others meanwhile"] if gone else notes, True
 
 
-def slices(rows: "Iterator[Any]") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(topic, ids) as one redrive takes them: of one topic, so many, so large."""
+def slices(rows: "Iterator[Row]") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(topic, ids) for one redrive each: of one topic, at most SLICE_IDS and SLICE_BYTES."""
     source, ids, size = "", list[str](), 0
     for row in rows:
         if ids and (row["source"] != source or len(ids) == SLICE_IDS or size + row["size"] > SLICE_BYTES):

@@ -1,7 +1,7 @@
 """decode: turns a raw topic into a typed topic or table, by the schema that is registered for it.
 
-The source itself decodes (a third of the cost of doing it in Spark) and sends what does not decode to the topic's dead
-letters with its cause, each row once; so the job lives whatever is in the topic.
+The source decodes, which costs a third of decoding in Spark, and copies records that do not decode to the topic's dead letters with
+their cause, each once. So no record can stop the pipeline.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +27,7 @@ class Options(Into, kw_only=True):
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
-    """The typed columns, and where each row came from."""
+    """One query: the typed columns, with topic, partition and offset of each row."""
     how = typed(options, "registry", options.subject)
     frame = read_stream(spark, options, options.topic, **how)
     return [write(frame.drop("headers", "origin"), options)]

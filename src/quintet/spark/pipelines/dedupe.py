@@ -1,9 +1,8 @@
-"""dedupe: publishes the first message of each id within a time to another topic. For producers that may send twice.
+"""dedupe: publishes the first message of each id within a time to another topic, for producers that may send twice.
 
-The id is the key, the value, a header, or a field of a JSON value. What is remembered is bounded by the watermark: an id is
-forgotten `within` after it was seen first, by the times of messages (one ahead of the clock counts as now). A message older
-than the newest one by more than `within` is left out: whether it is a copy is not known any more. A message without an id is
-not taken for a copy of another one without: it passes.
+The id is the key, the value, a header, or a field of a JSON value. The watermark bounds the state: an id is forgotten `within` after it
+was first seen, by the times of messages (a time in the future is taken as now). A message older than the newest one by more than
+`within` is dropped, because it is not known any more whether it is a duplicate. A message without an id is never a duplicate.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +30,7 @@ class Options(Into, kw_only=True):
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
-    """Drops repetitions by Spark's own state store, so it survives restarts with its checkpoint."""
+    """One query: Spark's dropDuplicatesWithinWatermark, whose state is in the checkpoint."""
     from pyspark.sql import functions as F
 
     place = F.concat_ws("/", "topic", "partition", "offset")

@@ -1,8 +1,8 @@
 """join: joins two topics by key, within a time of each other.
 
-A message of the left topic meets those of the right one with the same key that are at most `within` older or newer. What
-waits for its partner is bounded by time: `within` and the watermark of each side. With kind=left a message that found no
-partner is published alone, once the time for one has passed.
+A message of the left topic is joined with those of the right one that have the same key and are at most `within` older or newer. How
+long a message is kept for a partner is bounded by `within` and the watermark of each side. With kind=left a message without a partner
+is published alone when that time has passed.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,9 +30,9 @@ SUMMARY = "messages of two topics with the same key, within a time of each other
 
 
 class Options(Into, kw_only=True):
-    left: Annotated[str, msgspec.Meta(description="The one topic.", min_length=1)]
-    right: Annotated[str, msgspec.Meta(description="The other topic.", min_length=1)]
-    within: Annotated[str, msgspec.Meta(description="The most that may lie between two that belong together.")] = "10m"
+    left: Annotated[str, msgspec.Meta(description="The left topic.", min_length=1)]
+    right: Annotated[str, msgspec.Meta(description="The right topic.", min_length=1)]
+    within: Annotated[str, msgspec.Meta(description="How far apart in time two joined messages may be.")] = "10m"
     watermark: Annotated[str, msgspec.Meta(description="How late a message may come and still be seen.")] = "10m"
     kind: Annotated[Literal["inner", "left"], msgspec.Meta(description="left: also those without a partner.")] = "inner"
     schema: Annotated[
@@ -45,7 +45,7 @@ class Options(Into, kw_only=True):
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
-    """Spark's stream-stream join; both sides and their watermarks are in the checkpoint."""
+    """One query: a stream-stream join of Spark, whose state is in the checkpoint."""
     from pyspark.sql import functions as F
 
     left = _side(spark, options, "left", options.left)
@@ -60,7 +60,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
 
 
 def waiting(options: Options, state_rows: int) -> str:
-    """What a run that took all there was has read and not published."""
+    """A sentence about messages that a run with trigger=now has read and not published."""
     if not state_rows:
         return ""
     alone = "; those that find none are published alone then" if options.kind == "left" else ""
@@ -88,7 +88,7 @@ def _side(spark: "SparkSession", options: Options, side: str, topic: str) -> "Da
 
 
 def _text(column: str) -> "Column":
-    """A value as text where it is text, as base64 where it is not: nothing is changed on its way into JSON."""
+    """A value as a string if it is UTF-8, else as base64, so that JSON does not change it."""
     from pyspark.sql import functions as F
 
     text = F.col(column).cast("string")

@@ -1,16 +1,15 @@
 """lag: measures how far each consumer group is behind, whether it catches up, and the time from publish to commit.
 
-Lag and its trend come from the broker, asked `samples` times over `over`: the slope between the first and the last answer.
-The latency comes from history: every commit that is in `__groups` from the last `history`, joined by Spark with the record
-before the committed offset, which is the newest one that it settled. A commit that does not go forward says nothing about
-that and is left out. `__groups` is compacted, so of a busy group only a part of the history is there; and only
-administrators may read it: for others the latency is empty, and a note says why.
+The lag comes from the broker, which is asked `samples` times within `over` seconds; the trend is the slope from the first to the last
+answer. The latency comes from the commits of the last `history` in `__groups`: Spark joins each with the record before the committed
+offset, the newest one that the commit covers. A commit to a lower offset is left out. `__groups` is compacted, so it has only a part of
+the commits of a busy group. Only administrators may read it: for others the latency is empty, and a note says why.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -34,6 +33,7 @@ ACCURACY: Final = 10_000  # the error of a percentile is at most 1 / this, of it
 COMMITS: Final = (
     "group string, topic string, partition int, offset long, topic_id long, place long, committed timestamp"
 )
+Latency = tuple[float, float, float, int]  # of PERCENTILES, in ms, and the number of commits
 # One row of __groups, as quintet.broker.consumers.group.GroupRow: topic, group, partition, owner, generation, topic_id, offset, version
 GroupRow = tuple[str, str, int, str, int, int, int, int]
 
@@ -41,16 +41,16 @@ GroupRow = tuple[str, str, int, str, int, int, int, int]
 class Options(Common, kw_only=True):
     topic: Annotated[str, msgspec.Meta(description="Only groups of this topic.")] = ""
     group: Annotated[str, msgspec.Meta(description="Only this group.")] = ""
-    samples: Annotated[int, msgspec.Meta(description="How often the lag is looked at.", ge=1, le=1000)] = 3
+    samples: Annotated[int, msgspec.Meta(description="How often the lag is measured.", ge=1, le=1000)] = 3
     over: Annotated[float, msgspec.Meta(description="Over how many seconds.", ge=0, le=86_400)] = 10.0
-    history: Annotated[str, msgspec.Meta(description="How far back commits are looked at: 10m, 1h, 7d.")] = "1h"
+    history: Annotated[str, msgspec.Meta(description="How far back commits are read: 10m, 1h, 7d.")] = "1h"
     picture: Annotated[str, msgspec.Meta(description="File to draw to: .png or .svg; empty: none is drawn.")] = (
         "lag.png"
     )
 
 
 def run(spark: "SparkSession", options: Options) -> Result:
-    """Look a few times, then at the history."""
+    """Take the samples, then compute latencies from the history of commits."""
     from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
@@ -82,7 +82,7 @@ def _answers(connection: "FlightConnection", options: Options) -> Iterator[wire.
 
 
 def sampled(answers: Sequence[wire.GroupPositions]) -> dict[Key, list[Sample]]:
-    """Partitions of a topic together: their lags add up, and the topic is as late as its latest partition."""
+    """The lag of each group and topic: the sum over its partitions, and the seconds of its latest partition."""
     found: dict[Key, list[Sample]] = {}
     for answer in answers:
         by_key: dict[Key, list[wire.GroupPosition]] = {}
@@ -97,7 +97,7 @@ def sampled(answers: Sequence[wire.GroupPositions]) -> dict[Key, list[Sample]]:
 
 
 def _standing(samples: Sequence[Sample]) -> tuple[int, float, float | None, float | None]:
-    """Lag, lag in seconds, messages per second that it grows by, and seconds until it is gone (None: not at this rate)."""
+    """Lag, lag in seconds, growth in messages per second, and seconds until it is 0 (None: never at this rate)."""
     first, last = samples[0], samples[-1]
     trend = (last.lag - first.lag) / (last.at - first.at) if last.at > first.at else None
     catch_up = 0.0 if not last.lag else last.lag / -trend if trend is not None and trend < 0 else None
@@ -106,7 +106,7 @@ def _standing(samples: Sequence[Sample]) -> tuple[int, float, float | None, floa
 
 def _latencies(
     spark: "SparkSession", connection: "FlightConnection", options: Options, answer: wire.GroupPositions
-) -> tuple[dict[Key, tuple[Any, ...]], list[str]]:
+) -> tuple[dict[Key, Latency], list[str]]:
     """Percentiles in milliseconds and the number of commits, by group and topic."""
     from pyspark.sql import functions as F
 
@@ -124,13 +124,15 @@ def _latencies(
         found = _percentiles(commits, _records(spark, options, rows, topics)).collect()
     finally:
         commits.unpersist()
-    return {
-        (row["group"], row["topic"]): (*(each / 1000 for each in row["latency"]), row["commits"]) for row in found
-    }, []
+    latencies: dict[Key, Latency] = {}
+    for row in found:
+        p50, p95, p99 = (each / 1000 for each in row["latency"])
+        latencies[row["group"], row["topic"]] = (p50, p95, p99, row["commits"])
+    return latencies, []
 
 
 def _commits(spark: "SparkSession", options: Options, now_us: int, topics: dict[str, wire.TopicInfo]) -> "DataFrame":
-    """Commits that went forward, of topics that are still the same and of records that are still there."""
+    """The commits to higher offsets, of topics and records that still exist."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -158,7 +160,7 @@ def _commits(spark: "SparkSession", options: Options, now_us: int, topics: dict[
 
 
 def _unpacked() -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
-    """MessagePack to columns; rows of groups themselves and deleted ones are left out."""
+    """Decode MessagePack to columns. Rows that describe a group, and deleted ones, are left out."""
 
     def work(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa

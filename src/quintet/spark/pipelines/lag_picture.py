@@ -1,16 +1,19 @@
 """Draws the lag of each group over the samples, and its latency in percentiles.
 
-With matplotlib as PNG or SVG, as the name of the file says; without it a plain SVG of the lags, written by hand. The longest
-lags are drawn, a picture of more would not be read.
+matplotlib draws PNG or SVG, by the suffix of the file; without matplotlib a plain SVG of the lags is written. Only the groups with the
+longest lags are drawn: nobody could read more.
 """
 
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
 import msgspec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DRAWN_MAX: Final = 12  # groups
 DOTS_PER_INCH: Final = 130
@@ -18,7 +21,6 @@ COLOURS: Final = ("#1f5fa8", "#d9822b", "#6a9f58", "#a24f7b", "#7f7f7f", "#8c6d3
 WORDS: Final = ("p50", "p95", "p99")
 LINE: Final = 28  # points per bar of the plain SVG
 WIDTH: Final = 800
-
 
 Key = tuple[str, str]  # group, topic
 
@@ -32,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def draw(path: str, samples: Mapping[Key, Sequence[Sample]], latencies: Mapping[Key, Sequence[float]]) -> str:
-    """Draw, and return the file that was written: without matplotlib its name ends with .svg."""
+    """Draw, and return the path of the file: without matplotlib its suffix becomes .svg."""
     target = Path(path)
     if target.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"picture={path}: the name must end with .png or .svg")
@@ -71,7 +73,7 @@ def _plot(target: Path, samples: Mapping[Key, Sequence[Sample]], latencies: Mapp
     pyplot.close(figure)
 
 
-def _axes(axes: Any, title: str, across: str, up: str) -> None:
+def _axes(axes: "Axes", title: str, across: str, up: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(across)
     axes.set_ylabel(up)

@@ -1,8 +1,8 @@
-"""Plans a replay: which rows of an archive go to the topic together, in which order and when. No Spark, no broker.
+"""Plans a replay: which rows of an archive are published together, in which order and when. No Spark, no broker.
 
     Chunk    some neighbouring offsets of one partition, with their count and times
     Slice    chunks that are published in one transaction, and when it is due
-    Plan     all slices; written down before the first is published, so that a second run does exactly the rest
+    Plan     all slices; saved before the first is published, so that a second run publishes exactly the rest
 
 Slices are numbered, and the broker remembers the number of the last one (the fence of a writer), so that each is published
 once. A partition's chunks are in the order of its offsets. Chunks of different partitions are merged by their times.
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from quintet.spark.lake.storage.objects import TablePath
 
 SLICE_ROWS: Final = 100_000  # of one transaction
-CHUNKS_MAX: Final = 200_000  # of a plan, which is a file of some megabytes then
-TICK_US: Final = 1_000_000  # a paced replay publishes what belongs to about as much time at once
+CHUNKS_MAX: Final = 200_000  # of a plan, whose file then has some megabytes
+TICK_US: Final = 1_000_000  # a paced replay publishes about this much of the original time at once
 US: Final = 1_000_000
 TOPICS: Final = "_quintet/topics.json"  # in the archive's directory: topic -> how many partitions it has
 
 
 class Speed(NamedTuple):
-    """max: as fast as it goes; times: so many times the original; rows: so many rows a second."""
+    """max: as fast as possible; times: a multiple of the original speed; rows: rows per second."""
 
     kind: Literal["max", "times", "rows"]
     factor: float = 0.0
@@ -39,9 +39,9 @@ class Speed(NamedTuple):
 class Chunk(NamedTuple):
     partition: int
     first: int
-    last: int  # the last offset, not one behind
+    last: int  # the last offset, inclusive
     rows: int
-    from_us: int  # the least timestamp
+    from_us: int  # the lowest timestamp
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +53,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`into`: the identity of the topic that slices were published to; "" before the first, and of a plan from before."""
+    """`into`: the identity of the topic that slices were published to; "" before the first, and in a plan of an older version."""
 
     selection: dict[str, str]
     slices: tuple[Slice, ...]
@@ -70,22 +70,24 @@ def parse_speed(text: str) -> Speed:
         return Speed("max")
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(x|/s)", text)
     if not found or float(found[1]) <= 0:
-        raise ConfigError(f"speed={text} is none", hint="write max, 1x, 10x (of the original times) or 500/s (rows)")
+        raise ConfigError(
+            f"speed={text} is not a speed", hint="write max, 1x, 10x (of the original times) or 500/s (rows)"
+        )
     return Speed("times" if found[2] == "x" else "rows", float(found[1]))
 
 
 def parse_offsets(text: str) -> tuple[int, int | None]:
-    """100:200 -> from 100 on, up to 199; 100: and :200 and nothing as one expects."""
+    """100:200 -> (100, 200), which is 100 to 199; either number may be left out."""
     found = re.fullmatch(r"([0-9]{0,18}):([0-9]{0,18})", text or ":")
     if not found:
         raise ConfigError(
-            f"offsets={text} is no range", hint="write FIRST:END, for instance 100:200 (200 is not in it)"
+            f"offsets={text} is not a range", hint="write FIRST:END, for instance 100:200 (200 is not in it)"
         )
     return int(found[1] or 0), int(found[2]) if found[2] else None
 
 
 def chunk_rows(speed: Speed, rows: int, partitions: int, span_us: int) -> int:
-    """How many offsets a chunk has: so few that slices keep the pace, and so many that the plan stays small."""
+    """How many offsets a chunk has: few enough for slices to keep the pace, and enough for the plan to stay small."""
     size = slice_rows(speed) // max(1, partitions)
     if speed.kind == "times":
         size = min(size, int(rows * TICK_US * speed.factor / max(1, span_us) / max(1, partitions)))
@@ -97,11 +99,11 @@ def slice_rows(speed: Speed) -> int:
 
 
 def slices(chunks: Iterable[Chunk], speed: Speed) -> tuple[Slice, ...]:
-    """Pack chunks. What a slice holds of a partition is one range, since it takes its chunks in their order."""
+    """Pack chunks into slices. A slice takes the chunks of a partition in their order, so it has one range of each."""
     ready: list[tuple[int, Chunk]] = []
     latest: dict[int, int] = {}
     for chunk in sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first)):
-        # Times of a partition may go back; its order may not: a chunk is never due before the one in front of it.
+        # Timestamps may go back within a partition, but its order must stay: a chunk is never due before the one before it.
         latest[chunk.partition] = max(latest.get(chunk.partition, chunk.from_us), chunk.from_us)
         ready.append((latest[chunk.partition], chunk))
     ready.sort(key=lambda one: (one[0], one[1].partition, one[1].first))
@@ -143,8 +145,8 @@ def _slice(group: list[Chunk], due_us: int) -> Slice:
 
 
 def note_partitions(table: "TablePath", counts: Mapping[str, int]) -> None:
-    """Remember, beside an archive, how many partitions its topics have: rows say that of those that are not empty only. The
-    number never falls: it is what a topic needs to take back every row."""
+    """Record in an archive how many partitions its topics have, because rows show only partitions that are not empty. The number never
+    falls: it is what a topic needs to take every row again."""
     known = noted_partitions(table)
     grown = known | {topic: max(count, known.get(topic, 0)) for topic, count in counts.items()}
     if grown != known:
@@ -162,17 +164,17 @@ def noted_partitions(table: "TablePath") -> dict[str, int]:
         return {}
 
 
-# -- the plan on the disk ---------------------------------------------------------------------------------------------
+# -- the saved plan ---------------------------------------------------------------------------------------------
 
 
 def digest(name: str, selection: Mapping[str, str]) -> str:
-    """What tells one replay from another: its name, or what it replays if it has none."""
+    """The id of a replay: a digest of its name, or of its selection if it has none."""
     words = [name] if name else [f"{key}={selection[key]}" for key in sorted(selection)]
     return hashlib.blake2b("\n".join(words).encode(), digest_size=12).hexdigest()
 
 
 def recall(folder: "TablePath", id: str, selection: Mapping[str, str]) -> Plan | None:
-    """The plan of an earlier run; ConfigError if its name was used for something else."""
+    """The plan of an earlier run; ConfigError if it was made for another selection."""
     try:
         plan = msgspec.json.decode((folder / f"{id}.json").read_bytes(), type=Plan)
     except FileNotFoundError:
@@ -187,7 +189,7 @@ def recall(folder: "TablePath", id: str, selection: Mapping[str, str]) -> Plan |
 
 
 def remember(folder: "TablePath", id: str, plan: Plan) -> None:
-    """For good when this returns."""
+    """Save the plan; durable when this returns."""
     try:
         if isinstance(folder, Path):
             folder.mkdir(parents=True, exist_ok=True)

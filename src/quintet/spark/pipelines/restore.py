@@ -1,17 +1,17 @@
 """restore: publishes an archive (archive.py) to a topic, with keys, values, headers, times and the order of each partition.
 
-The rows go in slices (replay.py): each is sorted by Spark within its partition, staged, and published in one transaction that
-the broker does once. Memory and transactions are bounded by a slice, whatever the archive's size. Run again after a crash,
-with the same options or the same name, it goes on behind the last slice. A target that does not exist is made with as many
-partitions as the archived topic had, and every message goes to its own. In one that exists partitions keep their numbers if
-there are as many; otherwise the key decides, as for any message. Unless headers=exact a message says where it was: replayed-from.
-A topic with a retention removes what is old by its time, so old messages need a topic that keeps them, or times=now.
+The rows are published in slices (replay.py). Spark sorts a slice within its partitions and stages it, and the broker publishes it in
+one transaction, once. A slice bounds memory and transactions, whatever the size of the archive. After a crash, a run with the same
+options or the same name goes on after the last slice. A topic that does not exist is made with as many partitions as the archived one
+had, and messages keep their partitions. In an existing topic they keep them if it has enough; otherwise the key decides. Each message
+gets a header replayed-from, unless headers=exact. Retention removes messages by their times, so old messages need a topic that keeps
+them, or times=now.
 """
 
 import datetime
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -42,9 +42,10 @@ from quintet.spark.source.sinks import Sink
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from quintet.spark.lake.storage.files import Between
     from quintet.spark.lake.storage.objects import TablePath
 
-SUMMARY = "an archive back into a topic, in order, with its times, once"
+SUMMARY = "publishes an archive to a topic, in order, with its times, once"
 MARK: Final = "replayed-from"  # header: topic/partition/offset
 PLANS: Final = "_quintet/restores"  # in the archive's directory
 PAUSE_SECONDS_MAX: Final = 1.0  # so that a clock that was put forward is noticed
@@ -59,7 +60,7 @@ class Options(Common, kw_only=True):
         ""
     )
     format: Annotated[
-        Literal["", "parquet", "delta", "iceberg"], msgspec.Meta(description="Kind of table; found out if empty.")
+        Literal["", "parquet", "delta", "iceberg"], msgspec.Meta(description="Kind of table; detected if empty.")
     ] = ""
     from_topic: Annotated[str, msgspec.Meta(description="Which topic of the archive, if it has several.")] = ""
     since: Annotated[str, msgspec.Meta(description="Messages from this time on: 2026-01-31T12:00:00Z, or ms.")] = ""
@@ -94,11 +95,11 @@ def run(
     monotonic: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = base.pause,
 ) -> Result:
-    """Publish what was not published yet. `monotonic` and `pause` are the clock of a paced replay."""
+    """Publish the slices that were not published yet. `monotonic` and `pause` are the clock of a paced replay."""
     if not options.topic:
         raise ConfigError(
-            "option topic is missing: where shall the messages go?",
-            hint="name a topic; to write them back into the original one, name that",
+            "option topic is missing: the topic to publish to",
+            hint="write topic=NAME; to publish to the original one, name that",
         )
     parse_speed(options.speed)
     source = _source(spark, options)
@@ -108,10 +109,10 @@ def run(
     plan = recall(folder, id, selection)
     connection = FlightConnection.of(target(options.access()))
     writer = f"restore-{id}"
-    if plan is None and connection.fence(writer) >= 0:  # a plan is written down before anything is published
+    if plan is None and connection.fence(writer) >= 0:  # a plan is saved before anything is published
         raise ConfigError(
-            "a replay of this name was begun, and its plan is not there: it was of another archive, had another state=, "
-            "or the archive was made anew",
+            "a replay of this name has begun, and its plan does not exist here: it was of another archive, had another state=, "
+            "or the archive was made again",
             hint="choose another name; everything is published again then",
         )
     if plan is None:
@@ -121,17 +122,17 @@ def run(
     plan = _into(connection, options, folder, id, plan, done)
     keep = _keeps_partitions(connection, options, source, plan)
     began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
-    for epoch, one in enumerate(plan.slices[done:], done):
+    for batch_id, one in enumerate(plan.slices[done:], done):
         while (left := began + one.due_us / US - monotonic()) > 0:
             pause(min(left, PAUSE_SECONDS_MAX))
-        _publish(spark, options, source, one, writer, epoch, keep)
-        plan = plan if plan.into else _into(connection, options, folder, id, plan, epoch + 1)
+        _publish(spark, options, source, one, writer, batch_id, keep)
+        plan = plan if plan.into else _into(connection, options, folder, id, plan, batch_id + 1)
     return _result(options, source, plan, done, keep)
 
 
 def _into(connection: FlightConnection, options: Options, folder: "TablePath", id: str, plan: Plan, done: int) -> Plan:
-    """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
-    begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
+    """The plan with the identity of its topic. The fence is in the log, so in another log nothing is published, and the replay begins
+    again. ConfigError if the topic was deleted since: its slices are gone, although the fence counts them as published."""
     from quintet.spark.source.writer import topic_there  # needs pyspark, which --help does without
 
     there = topic_there(connection, options.topic)
@@ -152,12 +153,15 @@ def _located(options: Options, path: str) -> "TablePath":
     return lake.directory(path, base.lake_options(options))
 
 
-def _read(spark: "SparkSession", options: Options, **more: Any) -> "DataFrame":
-    return lake.read(spark, options.path, options.format, options=base.lake_options(options), **more)
+def _read(
+    spark: "SparkSession", options: Options, columns: Sequence[str] = (), between: "Between | None" = None
+) -> "DataFrame":
+    where = base.lake_options(options)
+    return lake.read(spark, options.path, options.format, between=between, columns=columns, options=where)
 
 
 def _source(spark: "SparkSession", options: Options) -> str:
-    """The topic to read, which must be named if the archive has several."""
+    """The topic to replay, which the options must name if the archive has several."""
     if options.from_topic:
         return options.from_topic
     frame = _read(spark, options, columns=("topic",))
@@ -169,7 +173,7 @@ def _source(spark: "SparkSession", options: Options) -> str:
 
 
 def _selection(options: Options, source: str) -> dict[str, str]:
-    """What makes a replay what it is."""
+    """The options that identify a replay: another run with the same ones goes on with it."""
     return {
         "path": str(_located(options, options.path)),
         "topic": options.topic,
@@ -208,22 +212,22 @@ def _moment(name: str, text: str) -> int | None:
         when = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"option {name}: {text!r} is no time", hint="write 2026-01-31T12:00:00Z, or milliseconds since 1970"
+            f"option {name}: {text!r} is not a time", hint="write 2026-01-31T12:00:00Z, or milliseconds since 1970"
         ) from None
     when = when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
     return (when - EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def _plan(rows: "DataFrame", options: Options, selection: dict[str, str]) -> Plan:
-    """Two passes over numbers only: how much there is, then the chunks."""
+    """Two passes over the columns NUMBERS: how many rows there are, then the chunks."""
     from pyspark.sql import functions as F
 
     speed = parse_speed(options.speed)
     stamp = F.unix_micros("timestamp")
-    whole: Any = rows.agg(F.count("*"), F.count_distinct("partition"), F.min(stamp), F.max(stamp)).collect()[0]
+    whole = rows.agg(F.count("*"), F.count_distinct("partition"), F.min(stamp), F.max(stamp)).collect()[0]
     count, partitions, low, high = (int(value or 0) for value in whole)
     if not count:
-        raise ConfigError(f"nothing in {options.path} is what was asked for", hint="check since, until and offsets")
+        raise ConfigError(f"no row of {options.path} matches since, until and offsets", hint="choose wider ones")
     size = chunk_rows(speed, count, partitions, high - low)
     found = (
         rows.groupBy("partition", F.floor(F.col("offset") / F.lit(size)).alias("chunk"))
@@ -234,7 +238,7 @@ def _plan(rows: "DataFrame", options: Options, selection: dict[str, str]) -> Pla
 
 
 def _keeps_partitions(connection: FlightConnection, options: Options, source: str, plan: Plan) -> bool:
-    """Whether the target has every partition that the rows are of. It is made if it is not there."""
+    """Whether the topic has every partition of the archived rows. A topic that does not exist is made."""
     there = {info.name: len(info.partitions) for info in connection.topics(Selection((options.topic, source))).topics}
     needed = 1 + max(partition for one in plan.slices for partition in one.ranges)
     if options.topic in there:
@@ -251,13 +255,13 @@ def _keeps_partitions(connection: FlightConnection, options: Options, source: st
 
 
 def _publish(
-    spark: "SparkSession", options: Options, source: str, one: Slice, writer: str, epoch: int, keep: bool
+    spark: "SparkSession", options: Options, source: str, one: Slice, writer: str, batch_id: int, keep: bool
 ) -> None:
-    """One slice: read only files that can have it, sort each partition, stage, commit with the fence."""
+    """Publish one slice: read only files that can contain it, sort each partition, stage, commit."""
     from pyspark.sql import functions as F
 
     firsts, lasts = zip(*one.ranges.values(), strict=True)
-    between = {"topic": (source, source), "offset": (min(firsts), max(lasts))}
+    between: Between = {"topic": (source, source), "offset": (min(firsts), max(lasts))}
     frame = _selected(_read(spark, options, between=between), options, source)
     wanted: Column = F.lit(False)
     for partition, (first, last) in one.ranges.items():
@@ -273,7 +277,7 @@ def _publish(
         .sortWithinPartitions("partition", "offset")
         .select(*columns)
         .write.format("quintet")
-        .options(**options.access(), topic=options.topic, txnAppId=writer, txnVersion=str(epoch))
+        .options(**options.access(), topic=options.topic, txnAppId=writer, txnVersion=str(batch_id))
         .mode("append")
         .save()
     )

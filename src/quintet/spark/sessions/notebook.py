@@ -1,14 +1,14 @@
-"""Writes the page of `quintet spark notebook`: a running query over one topic, as a marimo file or a Jupyter notebook.
+"""Writes the notebook of `quintet spark notebook`: a running query over one topic, as a marimo file or a Jupyter notebook.
 
-Both are made of the same cells. Where the broker is comes from the environment, never from the page: it may be shared. The
-query counts messages per ten seconds into a table in memory, so the page also works while the topic grows.
+Both have the same cells. The broker's address comes from the environment and is never in the notebook, which may be shared. The query
+counts messages per ten seconds into a table in memory, so the notebook shows how the topic grows.
 """
 
 import json
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from quintet.model.errors import ConfigError
 from quintet.spark.sessions.start import SECRETS
@@ -16,7 +16,7 @@ from quintet.spark.sessions.start import SECRETS
 _WORDS: Final = """\
 # {title}
 
-The topic `{title}` as a running Spark query. Where the broker is, and as whom to ask, is in `QUINTET_FLIGHT_URL`.
+The topic `{title}` as a running Spark query. The address of the broker, with user and password, is in `QUINTET_FLIGHT_URL`.
 """
 
 _OPEN: Final = """\
@@ -98,7 +98,7 @@ while query.isActive:  # interrupt the kernel to go on
 
 
 def marimo(topic: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> str:
-    """A marimo file: each cell is a function of what it uses, and returns what others use."""
+    """A marimo file: each cell is a function of the names it uses, and returns the names that other cells use."""
     cells = [
         ("", "import marimo as mo\n", "mo"),
         ("mo", f"mo.md({_WORDS.format(title=_title(topic))!r})\n", ""),
@@ -128,19 +128,20 @@ def jupyter(topic: str, master: str | None = None, conf: Mapping[str, str] | Non
 
 
 def _open(topic: str, master: str | None, conf: Mapping[str, str]) -> str:
-    """The cell with the session. What is given here stands in the page, so it may be no secret."""
+    """The cell with the session. ConfigError if a setting may be a secret, because the notebook shows it."""
     secret = [name for name in conf if re.search(SECRETS, name)]
     if secret:
         raise ConfigError(
-            f"--conf {secret[0]} would stand in the notebook, which may be shared", hint="set it in spark-defaults.conf"
+            f"--conf {secret[0]} would be visible in the notebook, which may be shared",
+            hint="set it in spark-defaults.conf",
         )
     said = [repr(master)] if master else []
     said += [f"conf={dict(conf)!r}"] if conf else []
     return _OPEN.format(topic=topic, session=", ".join(said))
 
 
-def _cell(kind: str, number: int, text: str) -> dict[str, Any]:
-    made: dict[str, Any] = {
+def _cell(kind: str, number: int, text: str) -> dict[str, object]:
+    made: dict[str, object] = {
         "cell_type": kind,
         "id": f"cell-{number}",
         "metadata": {},

@@ -1,9 +1,9 @@
-"""Lets a Python worker of Spark's end without a stack trace when Spark has closed its socket.
+"""Keeps Spark's Python workers from printing a stack trace when Spark has closed their socket.
 
-Spark does so as soon as it has what it wanted: at a limit, a cancelled task, the end of a plan or a session. pyspark's daemon,
-from which workers are forked, prints the BrokenPipeError of the last flush: 61 traces in a run in which nothing was wrong.
-spark.python.daemon.module would name another daemon, but Spark 4.3 ignores it for the workers that plan. So each worker that
-loads our source puts this before the module its daemon prints with. Every other error is printed as before.
+Spark closes it as soon as it has the rows it needs: at a limit, a cancelled task, the end of a plan or a session. pyspark's daemon,
+from which workers are forked, then prints the BrokenPipeError of the last flush: 61 stack traces in a run without any error.
+spark.python.daemon.module could name another daemon, but Spark 4.3 ignores it for the workers that plan. So each worker that loads our
+source replaces the module `traceback` in its daemon. All other errors are printed as before.
 """
 
 import sys
@@ -21,7 +21,7 @@ def print_exc() -> None:
 
 
 def quieten() -> None:
-    """In a worker; nothing in any other process."""
+    """Replace it in a worker; do nothing in other processes."""
     main = sys.modules.get("__main__")
     if getattr(getattr(main, "__spec__", None), "name", "") == DAEMON:
         setattr(main, "traceback", SimpleNamespace(print_exc=print_exc, format_exc=traceback.format_exc))  # noqa: B010

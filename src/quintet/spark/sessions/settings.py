@@ -1,13 +1,13 @@
-"""Resolves the settings of a session: what the user set, in any way, goes over our defaults.
+"""Resolves the settings of a Spark session: those of the user, wherever they are set, take precedence over our defaults.
 
     our defaults  <  spark-defaults.conf  <  environment, PYSPARK_SUBMIT_ARGS  <  conf=, --conf, --master
 
 spark-defaults.conf is in SPARK_CONF_DIR, else in SPARK_HOME/conf, else in the conf folder of the installed pyspark;
---properties-file in PYSPARK_SUBMIT_ARGS takes its place, as it does for spark-submit. It is read here, because settings given to
-a session's builder go over it, and because the heap and the flags of a local virtual machine are chosen before Spark reads it.
+--properties-file in PYSPARK_SUBMIT_ARGS replaces it, as it does for spark-submit. It is read here, because settings of a session's
+builder take precedence over it, and because the heap and the flags of a local JVM are chosen before Spark reads it.
 
-Two kinds of settings are not simply replaced. Patterns of what to redact are joined: a url of ours holds a password. INSISTED
-ones are kept and a warning names them. Nothing here starts anything.
+Two kinds of settings are not simply replaced. Redaction patterns are joined, because our url may contain a password. The settings in
+INSISTED cannot be changed, and a warning names them. Nothing here starts anything.
 """
 
 import logging
@@ -22,15 +22,15 @@ from quintet.model.errors import ConfigError
 
 FILE: Final = "spark-defaults.conf"
 SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
-SHELL: Final = "pyspark-shell"  # the last word of PYSPARK_SUBMIT_ARGS
+SHELL: Final = "pyspark-shell"  # the last argument in PYSPARK_SUBMIT_ARGS
 PREFIX: Final = "spark."
-# Environment variables that stand for a setting. The later one of two for the same setting wins.
+# Environment variable -> setting. Of two for the same setting the later one wins.
 VARIABLES: Final = {
     "PYSPARK_PYTHON": "spark.pyspark.python",
     "SPARK_DRIVER_MEMORY": "spark.driver.memory",
     "QUINTET_SPARK_MEMORY": "spark.driver.memory",
 }
-# Options of spark-submit that stand for a setting.
+# Option of spark-submit -> setting.
 OPTIONS: Final = {
     "--master": "spark.master",
     "--deploy-mode": "spark.submit.deployMode",
@@ -57,7 +57,7 @@ CONF: Final = ("--conf", "-c")
 PROPERTIES: Final = "--properties-file"
 BOTH_FILES: Final = "--load-spark-defaults"
 JOINED: Final = ("spark.redaction.regex", "spark.sql.redaction.options.regex")
-# Setting -> the value it has in every session of ours, and why
+# Setting -> its value in every session of ours, and the reason
 INSISTED: Final = {"spark.submit.deployMode": ("client", "the process that asks for a session is its driver")}
 CONNECT: Final = ("spark.remote", "spark.api.mode")
 ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -67,14 +67,14 @@ _log = logging.getLogger("quintet.spark")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the user set outside of the call: settings, and words for spark-submit that stand for none."""
+    """What the user set outside of the call: settings, and arguments of spark-submit that are not settings."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
 
 
 def folder(environment: Mapping[str, str], pyspark: Path) -> Path:
-    """Where the user's files about Spark are; it need not exist."""
+    """Spark's configuration folder; it need not exist."""
     if environment.get("SPARK_CONF_DIR"):
         return Path(environment["SPARK_CONF_DIR"])
     return Path(environment.get("SPARK_HOME") or pyspark) / "conf"
@@ -88,7 +88,7 @@ def said(environment: Mapping[str, str], pyspark: Path) -> Said:
     if file:
         if not Path(file).is_file():
             raise ConfigError(
-                f"{SUBMIT} names the file {file}, which is not there", hint=f"change {PROPERTIES}, or unset it"
+                f"{SUBMIT} names the file {file}, which does not exist", hint=f"change {PROPERTIES}, or unset it"
             )
         found |= properties(Path(file))
     found |= {setting: environment[name] for name, setting in VARIABLES.items() if environment.get(name)}
@@ -96,7 +96,7 @@ def said(environment: Mapping[str, str], pyspark: Path) -> Said:
 
 
 def resolve(defaults: Mapping[str, str], before: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """All settings of a session. `before` is what the user said outside of the call, `conf` what the call says."""
+    """All settings of a session. `before`: those of the user outside of the call; `conf`: those of the call."""
     user = {**before, **conf}
     asked = [name for name in CONNECT if user.get(name) and user[name].lower() != "classic"]
     if asked:
@@ -112,16 +112,16 @@ def resolve(defaults: Mapping[str, str], before: Mapping[str, str], conf: Mappin
 
 
 def join(ours: str, theirs: str) -> str:
-    """A pattern that finds what either finds."""
+    """A pattern that matches what either matches."""
     return theirs if ours in theirs else f"(?:{ours})|(?:{theirs})"
 
 
 def submitted(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """PYSPARK_SUBMIT_ARGS as settings, and the arguments that are none."""
+    """PYSPARK_SUBMIT_ARGS as settings, and the arguments that are not settings."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"{SUBMIT} cannot be read: {error}", hint="it has quotes as a shell has them") from error
+        raise ConfigError(f"{SUBMIT} cannot be read: {error}", hint="quote its words as in a shell") from error
     found: dict[str, str] = {}
     rest: list[str] = []
     at = 0
@@ -130,7 +130,7 @@ def submitted(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
         takes = word in OPTIONS or word in CONF
         if takes and not equals:
             if at + 1 == len(words):
-                raise ConfigError(f"{SUBMIT} ends with {word}, which has no value", hint="write one behind it")
+                raise ConfigError(f"{SUBMIT} ends with {word}, which has no value", hint="write one after it")
             at += 1
             value = words[at]
         if word in OPTIONS:
@@ -147,7 +147,7 @@ def assignment(text: str) -> tuple[str, str]:
     """KEY=VALUE of --conf."""
     key, equals, value = text.partition("=")
     if not equals or not key.startswith(PREFIX):
-        raise ConfigError(f"--conf {text!r} sets nothing of Spark's", hint="write --conf spark.KEY=VALUE")
+        raise ConfigError(f"--conf {text!r} is not a setting of Spark", hint="write --conf spark.KEY=VALUE")
     return key, value
 
 
@@ -164,7 +164,7 @@ def _value_of(option: str, words: Sequence[str]) -> str:
 
 
 def properties(file: Path) -> dict[str, str]:
-    """The settings in a file; none if it is not there. Spark passes over what does not begin with `spark.`, too."""
+    """The settings in a file; empty if it does not exist. Names without `spark.` are ignored, as Spark does."""
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -176,14 +176,14 @@ def properties(file: Path) -> dict[str, str]:
     found = {}
     for line in _logical_lines(text):
         key = re.match(r"(?:\\.|[^\s=:\\])*", line, re.DOTALL)
-        assert key is not None, "the pattern matches nothing as well"
+        assert key is not None, "the pattern also matches the empty string"
         value = re.sub(r"\A[ \t\f]*[=:]?[ \t\f]*", "", line[key.end() :])
         found[_plain(key[0])] = _plain(value).strip()
     return {key: value for key, value in found.items() if key.startswith(PREFIX)}
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments; one that ends in an odd number of backslashes goes on in the next."""
+    """Lines without comments, joined where one ends in an odd number of backslashes."""
     whole = ""
     for line in re.split(r"\r\n|\r|\n", text):
         stripped = line.lstrip(" \t\f")
@@ -200,7 +200,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Without the backslashes."""
+    """The text with backslash escapes replaced."""
 
     def sign(found: re.Match[str]) -> str:
         return chr(int(found[1], 16)) if found[1] else ESCAPES.get(found[2], found[2])

@@ -1,9 +1,8 @@
-"""Makes the Spark session: finds Java, starts the virtual machine, sets what a topic's reader and writer need.
+"""Makes Spark sessions: finds Java, starts the JVM, and registers the data source.
 
-Local masters are launched directly (launch.py). Every other master goes through Spark's own spark-submit, which knows
-the cluster's files and settings, with a Java it can start (`wrapper`), and the package is sent to the executors
-(travel.py). What is set, and whose word wins, is settings.py. One virtual machine per process: pyspark keeps it for later
-sessions, so its heap and flags are chosen once.
+For a local master the JVM is started directly (launch.py). Every other master goes through spark-submit, which knows the cluster's files
+and settings, with a Java that it can start (`wrapper`), and the package is sent to the executors (travel.py). settings.py decides which
+settings apply. There is one JVM per process: pyspark keeps it for later sessions, so its heap and flags are chosen once.
 """
 
 import atexit
@@ -29,29 +28,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PYSPARK_MIN: Final = (4, 2)  # the first with admission control for Python sources
-MEMORY: Final = "2g"  # heap of the virtual machine, unless spark.driver.memory is set (settings.py knows the ways)
+MEMORY: Final = "2g"  # heap of the JVM, unless spark.driver.memory is set (settings.py)
 NAME: Final = "quintet"
 LOCAL: Final = "local[*]"
 LOG_LEVEL: Final = "QUINTET_SPARK_LOG"  # read by log4j2.properties
 LOOPBACK: Final = "127.0.0.1"
-# Names of options whose values are not shown: also account_key of a store, and the uri of a catalog, which may hold a password.
+# Names of options whose values are redacted; also account_key of a store, and the uri of a catalog, which may contain a password.
 SECRETS: Final = r"(?i)secret|password|token|(access|account)[._-]?key|credential|authorization|connection[._-]?string|(^|[._])ur[li]$"
 SHUFFLE_PER_CORE: Final = 2
-# Rows of a topic reach the machine as Arrow: without a check of each access, which pyarrow's batches do not need, and with the
-# collector made for throughput, a full read takes a fifth less of the processor (bench/README.md).
+# Rows of a topic reach the JVM as Arrow. Without checks of each access, which pyarrow's batches do not need, and with the parallel
+# garbage collector a full read takes a fifth less CPU (bench/README.md).
 ARROW: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
 COLLECTOR: Final = re.compile(r"-XX:[+]Use\w+GC")
 LOG_FILE: Final = re.compile(r"-Dlog4j2?[.]configurationFile=")
 CLASSPATH: Final = "spark.driver.extraClassPath"
 JARS: Final = frozenset(f"spark.jars{more}" for more in ("", ".packages", ".excludes", ".repositories", ".ivySettings"))
-LOOK_S: Final = 60  # seconds that another Python may take to say what it has
+LOOK_S: Final = 60  # time-out of LOOK in another Python, in seconds
 LOOK: Final = """\
 import importlib.util, json, sys
 print(json.dumps([sys.version_info[:2], [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]]))
 """
 
 _starting = threading.Lock()
-_machines: list[launch.Machine] = []  # at most one, as pyspark has it; guarded by _starting
+_machines: list[launch.Machine] = []  # at most one, as in pyspark; guarded by _starting
 
 
 class SparkMissing(PackageMissing):
@@ -64,7 +63,7 @@ class SparkMissing(PackageMissing):
 def session(
     master: str | None, name: str | None, conf: Mapping[str, str], own: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """What `quintet.spark.session` promises. `own` are defaults of the caller's, which the user's word goes over, too."""
+    """As `quintet.spark.session`. `own`: defaults of the caller, over which the user's settings take precedence."""
     check_packages()
     check_environment(os.environ)
     from pyspark.core.context import SparkContext
@@ -91,10 +90,10 @@ def session(
 
 
 def attach(made: "SparkSession") -> None:
-    """What `quintet.spark.attach` promises."""
+    """As `quintet.spark.attach`."""
     if not hasattr(made, "_jsparkSession"):
         raise ConfigError(
-            "a session of Spark Connect has its virtual machine elsewhere",
+            "a session of Spark Connect has its JVM in another process",
             hint="format('quintet') works on it without this function where its server's Python has quintet installed",
         )
     if not local(str(made.sparkContext.master)):
@@ -116,7 +115,7 @@ def register(made: "SparkSession") -> None:
 
 
 def check_packages() -> None:
-    """Say what to install before an ImportError does."""
+    """SparkMissing names the packages to install."""
     missing = absent("spark")
     if missing:
         raise SparkMissing(f"Spark needs {', '.join(missing)}, which this Python ({sys.executable}) does not have")
@@ -127,8 +126,8 @@ def check_packages() -> None:
 
 
 def check_python(program: str) -> None:
-    """Refuse a Python for Spark's workers that could not read a topic. Spark plans with it beside the driver, too, so it must
-    be on this machine; what is said of the first missing module would be a stack trace."""
+    """Refuse a Python for Spark's workers that cannot read a topic: without this check, the error would be a stack trace about the first
+    missing module. It must be on this machine, because Spark also plans with it, next to the driver."""
     if program == sys.executable:
         return
     hint = f"PYSPARK_PYTHON (or spark.pyspark.python) names it; it needs {', '.join(travel.NEEDED)}"
@@ -152,7 +151,7 @@ def check_python(program: str) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse what would make pyspark answer with a session of Spark Connect, which has no virtual machine here."""
+    """Refuse environment variables by which pyspark would make a session of Spark Connect, which has no JVM here."""
     asked = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
     found = [name for name in asked if environment.get(name)]
     found += ["SPARK_API_MODE"] if environment.get("SPARK_API_MODE", "").lower() == "connect" else []
@@ -164,18 +163,18 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def local(master: str) -> bool:
-    """Whether tasks run in the virtual machine of this process (local-cluster[...] starts others)."""
+    """Whether tasks run in the JVM of this process (local-cluster[...] starts others)."""
     return master == "local" or master.startswith("local[")
 
 
 def cores(master: str) -> int:
-    """Tasks at once of a local master: local, local[2], local[2,4], local[*]."""
+    """How many tasks a local master runs at once: local, local[2], local[2,4], local[*]."""
     count = master.partition("[")[2].rstrip("]").partition(",")[0].strip()
     return max(1, int(count) if count.isdigit() else (os.cpu_count() or 1) if count == "*" else 1)
 
 
 def defaults(master: str, user: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Spark's settings that differ from Spark's own defaults, where the user says nothing else."""
+    """Our defaults of Spark's settings."""
     everywhere = {
         "spark.pyspark.python": sys.executable,
         "spark.sql.python.filterPushdown.enabled": "true",  # without it pushFilters does nothing
@@ -192,36 +191,36 @@ def defaults(master: str, user: Mapping[str, str] | None = None) -> dict[str, st
     if not os.environ.get("SPARK_LOCAL_IP"):
         here |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     if not any(name.startswith("spark.ui.") and name not in everywhere for name in user or {}):
-        here["spark.ui.enabled"] = "false"  # a user who chose its port wants the page
+        here["spark.ui.enabled"] = "false"  # a user who has set an option of the UI wants it
     return everywhere | here
 
 
 def rehearse(made: "SparkSession") -> None:
-    """The machine that writes the archive runs one small query, so that later ones find the classes of queries in it."""
+    """Run a small query in the JVM that records the class archive, so that the archive has the classes of queries."""
     made.range(8, numPartitions=1).selectExpr("id % 2 as k", "id").groupBy("k").sum("id").toArrow()
 
 
 def machine() -> launch.Machine | None:
-    """The virtual machine that this process launched directly, for tests and crash campaigns that need its process."""
+    """The JVM that this process started directly, for tests and crash campaigns that need its process."""
     return _machines[-1] if _machines else None
 
 
 @contextlib.contextmanager
 def _gateway(master: str, chosen: Mapping[str, str], words: Sequence[str]) -> Iterator[bool]:
-    """While this is open, pyspark finds the machine to attach to, or the Java to start. True: it writes an archive. `words` of
-    spark-submit are no settings, and go to it as they are."""
+    """While this context is open, pyspark finds the JVM to attach to, or the Java to start. Yields whether the JVM records an archive.
+    `words`: arguments of spark-submit that are not settings."""
     found = java.find()
     python = chosen["spark.pyspark.python"]
     check_python(python)
     if not local(master):
         wrapped = {"JAVA_HOME": str(wrapper(found)), "PYSPARK_PYTHON": python}
-        rest = {settings.SUBMIT: shlex.join([*words, settings.SHELL])}  # the settings in it are among the chosen
+        rest = {settings.SUBMIT: shlex.join([*words, settings.SHELL])}  # its settings are in `chosen`
         with _environment({**wrapped, **rest, **_submit_options(chosen)}):
             yield False
         return
-    os.environ["PYSPARK_PYTHON"] = python  # for processes that a user starts from here
+    os.environ["PYSPARK_PYTHON"] = python  # for processes that the user's program starts
     submit = ["--master", master, *words]
-    for name in sorted(set(chosen) & JARS):  # only what starts the machine can put jars before it
+    for name in sorted(set(chosen) & JARS):  # jars must be known when the JVM starts
         submit += ["--conf", f"{name}={chosen[name]}"]
     started = launch.launch(found, spark_home(), machine_flags(chosen), submit, machine_environment(chosen))
     atexit.register(started.end)
@@ -236,12 +235,14 @@ def _gateway(master: str, chosen: Mapping[str, str], words: Sequence[str]) -> It
 
 
 def machine_flags(chosen: Mapping[str, str]) -> list[str]:
-    """Flags of a local virtual machine: ours, then the user's, which win."""
+    """The flags of a local JVM: ours, then the user's, which take precedence."""
     wanted = shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", ""))
     for name in ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"):
         wanted += shlex.split(chosen.get(name, ""))
     if chosen.get(CLASSPATH):
-        wanted.append(f"-D{CLASSPATH}={chosen[CLASSPATH]}")  # launch.py puts it in front, and keeps an archive for it
+        wanted.append(
+            f"-D{CLASSPATH}={chosen[CLASSPATH]}"
+        )  # launch.py puts it first in the class path, with an archive of its own
     collector = [] if any(COLLECTOR.fullmatch(flag) for flag in wanted) else ["-XX:+UseParallelGC"]
     return [f"-Xmx{chosen['spark.driver.memory']}", *logging_flags(wanted), *ARROW, *collector, *wanted]
 
@@ -253,14 +254,14 @@ def _pyspark() -> Path:
 
 
 def spark_home() -> Path:
-    """pyspark's own jars; those of SPARK_HOME if it came without."""
+    """The folder of pyspark with its jars; SPARK_HOME if pyspark came without jars."""
     home = _pyspark()
     return home if (home / "jars").is_dir() else Path(os.environ.get("SPARK_HOME", home))
 
 
 def wrapper(found: java.Java) -> Path:
-    """A JAVA_HOME that spark-submit can start: for a Java without the module it always asks for, one whose `java` is
-    a script that leaves that request out."""
+    """A JAVA_HOME that spark-submit can start. For a Java without VECTOR_MODULE this is a folder whose `java` is a script that removes
+    that module from the arguments."""
     if found.whole:
         return found.home
     home = launch.cache_folder() / f"java-{found.version}-{travel.digest(str(found.home).encode())}"
@@ -268,7 +269,7 @@ def wrapper(found: java.Java) -> Path:
     script.parent.mkdir(parents=True, exist_ok=True)
     text = (
         "#!/bin/sh\n"
-        "# Leaves out the one module that this runtime lacks and Spark always asks for; only MLlib would use it.\n"
+        "# Removes the module that Spark always requires and this runtime lacks; only MLlib uses it.\n"
         f'for word do\n  shift\n  [ "$word" = "--add-modules={java.VECTOR_MODULE}" ] || set -- "$@" "$word"\ndone\n'
         f"exec '{found.program}' \"$@\"\n"
     )
@@ -278,7 +279,7 @@ def wrapper(found: java.Java) -> Path:
 
 
 def logging_flags(wanted: Sequence[str] = ()) -> list[str]:
-    """What makes Spark's log quiet from its first line on; nothing where the user has a file for that."""
+    """Flags that make Spark's log quiet from its first line on; none if the user has a log4j2 file."""
     words = Path(__file__).with_name("log4j2.properties")
     theirs = any(LOG_FILE.match(flag) for flag in wanted) or any(
         settings.folder(os.environ, _pyspark()).glob("log4j2.*")
@@ -287,15 +288,14 @@ def logging_flags(wanted: Sequence[str] = ()) -> list[str]:
 
 
 def _submit_options(chosen: Mapping[str, str]) -> dict[str, str]:
-    """spark-submit gets flags of the driver's machine by its environment."""
+    """The environment variable by which spark-submit gets flags of the driver's JVM."""
     flags = " ".join(logging_flags(shlex.split(chosen.get("spark.driver.extraJavaOptions", ""))))
     return {"SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {flags}".strip()} if flags else {}
 
 
 def machine_environment(chosen: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a local machine; its Python workers inherit it, and find this very package first. Without SPARK_HOME
-    they import the pyspark that is installed; with it Spark has them import one out of a zip, which keeps no compiled code:
-    a second for each of its processes."""
+    """The environment of a local JVM, which its Python workers inherit, so that they import this same package. SPARK_HOME is left out if
+    pyspark is installed with jars: with it, workers import pyspark from a zip, without compiled code, which takes each a second."""
     paths = [str(Path(__file__).parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     installed = spark_home() == _pyspark()
     files = settings.folder(os.environ, _pyspark())
@@ -310,7 +310,7 @@ def machine_environment(chosen: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the time of one call: pyspark takes no other way in."""
+    """Set environment variables during one call, because pyspark has no parameters for them."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -1,40 +1,51 @@
-"""Lets a Python thread write to our topics and tables.
+"""Lets Python threads write to topics and tables by making a session active during the call.
 
-For a write, Spark 4.3 looks Python sources up in the active session of the calling thread, and not in the session that the
-DataFrame is of. A new thread of Python's has none, InheritableThread's neither, and Spark says that it has no data source
-`quintet`. So a session of quintet.spark is made the active one for the time of such a call.
+For a write, Spark 4.3 looks for a Python source in the active session of the calling thread, not in the session of the DataFrame. A new
+Python thread has no active session (InheritableThread neither), and Spark says that there is no data source `quintet`. So the session
+of the DataFrame is made the active one during such a call.
 """
 
 import functools
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView  # type: ignore[import-untyped]  # py4j ships no types
 
 _MARK: Final = "_quintet_activates"
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def activate() -> None:
-    """From now on; again does nothing."""
+    """Change pyspark's writers from now on. A second call does nothing."""
     from pyspark.sql import DataFrameWriter
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    _wrap(DataFrameWriter, "save")
-    _wrap(DataStreamWriter, "start")
+    if not getattr(DataFrameWriter.save, _MARK, False):
+        DataFrameWriter.save = _activating(DataFrameWriter.save)  # type: ignore[method-assign]  # why: see above
+    if not getattr(DataStreamWriter.start, _MARK, False):
+        DataStreamWriter.start = _activating(DataStreamWriter.start)  # type: ignore[method-assign]
 
 
-def _wrap(owner: Any, name: str) -> None:
-    original = getattr(owner, name)
-    if getattr(original, _MARK, False):
-        return
+def _activating(original: Callable[P, R]) -> Callable[P, R]:
+    from pyspark.sql import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        sessions = self._spark._jvm.SparkSession
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        writer = args[0]
+        assert isinstance(writer, DataFrameWriter | DataStreamWriter), "a method of these was wrapped"
+        java: JVMView = writer._spark._jvm
+        sessions = java.SparkSession
         if sessions.getActiveSession().isDefined():
-            return original(self, *args, **kwargs)
-        sessions.setActiveSession(self._spark._jsparkSession)
+            return original(*args, **kwargs)
+        sessions.setActiveSession(writer._spark._jsparkSession)
         try:
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             sessions.clearActiveSession()
 
     setattr(call, _MARK, True)
-    setattr(owner, name, call)
+    return call

@@ -1,12 +1,12 @@
-"""Sends this package to the Python processes of a cluster: one zip, unpacked by Spark where they look first.
+"""Sends this package to the Python processes of a cluster, as one zip that Spark unpacks in their import path.
 
-It is sent as an archive and not as a Python file, since a library of machine code cannot be loaded out of a zip: unpacked,
-the native kernel travels too, and an executor of another platform or Python uses the pure twin. The packages in NEEDED do not
-travel: the executors' Python has them, and nothing else but Python's own library and the pyspark that the cluster brings.
+It is sent as an archive and not as a Python file, because a shared library cannot be loaded from a zip. Unpacked, the native kernel can
+be used; an executor of another platform or Python uses the pure twin. The packages in NEEDED are not sent: the executors' Python must
+have them. It needs nothing else but the standard library and the pyspark of the cluster.
 
-Spark also plans on the driver's machine with the executors' Python (PYSPARK_PYTHON), in processes of its own. Those of a stream
-look for files in a folder of their session, where no archive is unpacked. PYTHONPATH of their environment reaches all of them:
-it names the folder in which the driver unpacked this package, and none of the driver's other packages, which are another Python's.
+Spark also plans on the driver's machine with the executors' Python (PYSPARK_PYTHON), in separate processes. Those of a stream look for
+files in a folder of their session, where archives are not unpacked. PYTHONPATH in the environment reaches all of these processes: it
+names the folder in which the driver unpacked this package. The driver's other packages are not in it: they may be for another Python.
 """
 
 import contextlib
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SUFFIXES: Final = (".py", ".so", ".pyd", ".typed", ".properties")
-STAMP: Final = (1980, 1, 1, 0, 0, 0)  # the same files make the same zip
+STAMP: Final = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same files make the same zip
 ARCHIVES_KEPT_MAX: Final = 3
-NEEDED: Final = ("pyarrow", "msgspec", "numpy")  # all that a reader or a writer imports from others, pyspark aside
+NEEDED: Final = ("pyarrow", "msgspec", "numpy")  # all packages that readers and writers import, except pyspark
 PYTHONPATH: Final = "PYTHONPATH"
 
 
 def send(spark: "SparkSession", cache: Path) -> None:
-    """Let every Python process of a session's cluster import this package; once, however often it is called. Before the first
-    data source is registered: what Spark is given then keeps the environment of that moment."""
+    """Let every Python process of a session's cluster import this package. A second call does nothing. Must be called before the first
+    data source is registered, because Spark keeps the environment of that moment for it."""
     from pyspark import SparkFiles
 
     context = spark.sparkContext
     environment: MutableMapping[str, str] = context.environment
     here, before = SparkFiles.getRootDirectory(), environment.get(PYTHONPATH, "")
     if here not in before.split(os.pathsep):
-        context.addArchive(archive(cache))  # the driver unpacks it for itself, too
+        context.addArchive(archive(cache))  # Spark unpacks it on the driver, too
         environment[PYTHONPATH] = f"{here}{os.pathsep}{before}" if before else here
 
 
 def archive(cache: Path) -> str:
-    """The zip of this package, made if it is not there yet, with the folder name that Spark is to unpack it to."""
+    """The path of the zip of this package, made if necessary, with the name of the folder into which Spark unpacks it."""
     root = Path(quintet.__file__).parent
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as into:
@@ -66,7 +66,7 @@ def digest(content: bytes) -> str:
 
 
 def place(target: Path, content: bytes, mode: int) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically."""
     number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
         with os.fdopen(number, "wb") as file:

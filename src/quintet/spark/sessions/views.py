@@ -1,10 +1,10 @@
-"""Makes topics tables of SQL: splits a text into statements, and makes a view for each topic that one of them names.
+"""Makes topics available as tables in Spark SQL, by a temporary view for each topic that a statement names.
 
-A view is made when Spark misses its name, so a broker with thousands of topics costs nothing. It lives for one statement:
-Spark plans a read once for each view, so an older one would not have the rows that came since. A query reads only the
-columns it needs (prune.py); a command that runs a query (INSERT, CREATE TABLE AS) reads whole topics.
+A view is made when Spark does not find a name, so a broker with thousands of topics costs nothing. It lives for one statement: Spark
+plans a read once for each view, so an older view would not show newer rows. A query reads only the columns it needs (prune.py); a
+command that contains a query (INSERT, CREATE TABLE AS) reads all columns.
 
-Spark's names do not tell Orders from orders, unless spark.sql.caseSensitive says so. Nothing is printed here.
+For Spark, Orders and orders are the same name unless spark.sql.caseSensitive is true. Nothing is printed here.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from quintet.flight.wire import COLUMNS, Selection
 from quintet.model.errors import QuintetError, TopicNotFound
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 SQL_LOGGER: Final = "SQLQueryContextLogger"  # pyspark's own
 VIEWS_MAX: Final = 1_000  # of one statement
-CHEAPEST: Final = "partition"  # a column that is the same in every row: what a query reads that only counts rows
-# What hides a semicolon: texts, quoted names, comments. Spark's texts know the backslash.
+CHEAPEST: Final = "partition"  # what a query reads that only counts rows: a column with one value costs least
+# Tokens that may contain a semicolon: strings, quoted names, comments. Strings of Spark have backslash escapes.
 _TOKENS: Final = re.compile(
     r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `(?:[^`]|``)*` | --[^\n]* | /\*.*?\*/ | (?P<end>;) | .""",
     re.DOTALL | re.VERBOSE,
@@ -41,7 +41,7 @@ _PLACE: Final = re.compile(r"line (\d+),? pos (\d+)")
 
 
 class SqlFailed(QuintetError, ValueError):
-    """A statement that Spark cannot read, or could not carry out."""
+    """A statement that Spark cannot parse, or that failed."""
 
     code = "E2105"
 
@@ -57,14 +57,14 @@ def statements(text: str) -> Iterator[str]:
 
 
 def _some(text: str) -> Iterator[str]:
-    """The statement, unless it is only room and comments."""
+    """The statement, unless it has only spaces and comments."""
     bare = "".join(token[0] for token in _TOKENS.finditer(text) if not token[0].startswith(("--", "/*")))
     if bare.strip():
         yield text.strip()
 
 
 class Views:
-    """The topics of a broker in one session. `once`: each frame is used for one query, so that filters may be pushed."""
+    """The topics of a broker as tables of one session. `once`: each DataFrame is used for one query, so filters may be pushed."""
 
     def __init__(
         self,
@@ -77,31 +77,33 @@ class Views:
         self._spark, self._access, self._typed, self._once = spark, dict(access), typed, once
         self._ask = topics
         self._topics: frozenset[str] = frozenset()
-        self._turn = threading.Lock()  # views have names, and a session has each name once
+        self._turn = threading.Lock()  # one statement at a time: the names of views are unique in a session
 
     def sql(self, statement: str) -> "DataFrame":
-        """As `query`; TopicNotFound and SqlFailed are one sentence each."""
+        """As `query`, but errors are TopicNotFound or SqlFailed with one sentence."""
         from pyspark.errors import AnalysisException
 
         try:
             return self.query(statement)
         except QuintetError:
             raise
-        except Exception as error:  # of Java, of py4j, of the source: one sentence is all that a user can use
+        except Exception as error:  # of Java, py4j or the source, with long texts
             if isinstance(error, AnalysisException) and error.getCondition() == MISSING:
                 raise self._unknown(_missing(error)) from error
             raise self.failed(error) from error
 
-    def query(self, statement: str, *args: Any, **more: Any) -> "DataFrame":
-        """As SparkSession.sql, which raises its own errors; topics are tables in it."""
-        return self._planned(partial(type(self._spark).sql, self._spark, statement, *args, **more))
+    def query(
+        self, statement: str, args: dict[str, object] | list[object] | None = None, **more: object
+    ) -> "DataFrame":
+        """As SparkSession.sql, with its errors; topics are tables in it."""
+        return self._planned(partial(type(self._spark).sql, self._spark, statement, args, **more))
 
     def table(self, name: str) -> "DataFrame":
-        """As SparkSession.table. All columns are read, whatever becomes of the frame: only of a statement is all known."""
+        """As SparkSession.table. Reads all columns: what a query on the DataFrame needs is not known yet, unlike that of a statement."""
         return self._planned(partial(type(self._spark).table, self._spark, name))
 
     def look(self) -> None:
-        """Ask which topics there are."""
+        """Ask the broker which topics exist."""
         self._topics = self._ask()
 
     def _planned(self, run: "Callable[[], DataFrame]") -> "DataFrame":
@@ -114,7 +116,7 @@ class Views:
                     self._spark.catalog.dropTempView(name)
 
     def _whole(self, run: "Callable[[], DataFrame]", views: "dict[str, tuple[str, DataFrame]]") -> "DataFrame":
-        """Make views until Spark misses none; commands have run when this returns."""
+        """Make views until Spark finds all names. A command has run when this returns."""
         from pyspark.errors import AnalysisException
 
         for _ in range(VIEWS_MAX):
@@ -133,7 +135,7 @@ class Views:
     def _narrowed(
         self, whole: "DataFrame", run: "Callable[[], DataFrame]", views: "dict[str, tuple[str, DataFrame]]"
     ) -> "DataFrame":
-        """The frame over reads of the columns it needs; `whole` if it needs all, or was a command."""
+        """The statement over reads of the columns it needs; `whole` if it needs all, or is a command."""
         needs = prune.needs(whole) if views else {}
         again = False
         for name, (topic, frame) in views.items():
@@ -146,14 +148,16 @@ class Views:
         return whole if again and prune.touched(narrow) else narrow
 
     def _options(self, frame: "DataFrame", need: prune.Need) -> dict[str, str]:
-        """What to add to a read of this topic; nothing if it is best read as it is."""
+        """Options for a narrower read of this topic; empty if all of it is needed."""
         options = {"pushFilters": "true"} if self._once and need.filtered and need.reads == 1 else {}
         columns = [name for name in frame.columns if name in need.columns]
         fields = [name for name in frame.columns if name not in COLUMNS]
-        if self._typed and "value" in frame.columns:  # a field of the schema; the option means the column of that name
+        if (
+            self._typed and "value" in frame.columns
+        ):  # a field of the schema, but the option `columns` would mean the source's own column
             return options
         if self._typed and fields and not set(columns) & set(fields):
-            columns.append(fields[0])  # the option takes all of them, unless it names one
+            columns.append(fields[0])  # the option reads all fields unless it names one
         columns = columns or [CHEAPEST]
         if len(columns) < len(frame.columns) and not any("," in name or name != name.strip() for name in columns):
             options["columns"] = ",".join(columns)
@@ -165,13 +169,13 @@ class Views:
 
     @staticmethod
     def failed(error: BaseException) -> SqlFailed:
-        """What is wrong with a statement, and where in it."""
+        """The error of a statement, with line and column if Spark says them."""
         place = _PLACE.search(str(getattr(error, "_desc", "")))
         where = f"line {place[1]}, column {int(place[2]) + 1}: " if place else ""
         return SqlFailed(f"{where}{explain(error).sentence}")
 
     def _topic(self, name: str) -> str | None:
-        """The topic that a name in SQL means. One that is not known may have been made since: the broker is asked again."""
+        """The topic that a name in SQL means. If it is unknown, the broker is asked again, because it may be new."""
         exact = self._spark.conf.get("spark.sql.caseSensitive") == "true"
         for again in (False, True):
             if again:
@@ -179,7 +183,7 @@ class Views:
             found = [one for one in self._topics if one == name or (not exact and one.casefold() == name.casefold())]
             if len(found) > 1:
                 raise SqlFailed(
-                    f"topics {' and '.join(sorted(found))} differ by case alone, which Spark passes over",
+                    f"topics {' and '.join(sorted(found))} differ by case alone, which Spark ignores",
                     hint="set spark.sql.caseSensitive=true in this session",
                 )
             if found:
@@ -199,13 +203,13 @@ class Views:
 
 
 def tell_apart(spark: "SparkSession", topics: Collection[str]) -> None:
-    """Make a session's names exact if two topics differ by case alone."""
+    """Make names in a session case-sensitive if two topics differ by case alone."""
     if len({name.casefold() for name in topics}) < len(topics):
         spark.conf.set("spark.sql.caseSensitive", "true")
 
 
 def attach(spark: "SparkSession", url: str, typed: bool) -> None:
-    """Let `sql` and `table` of this session find topics. A url that is wrong, or refused, is an error at once."""
+    """Let `sql` and `table` of this session find topics. A wrong url or wrong credentials raise here."""
     from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
@@ -233,7 +237,7 @@ def _quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """pyspark logs each error of SQL with a stack of Java's, also one that is caught; not that a name is missing, in here."""
+    """Keep pyspark from logging missing names, which are handled here. It logs every error of SQL with a Java stack trace."""
     from pyspark.logger import PySparkLogger
 
     logger = PySparkLogger.getLogger(SQL_LOGGER)

@@ -1,16 +1,16 @@
-"""Decides which columns a read has: ours in the order of the wire, and with schema=registry those of the topic's schema.
+"""Decides which columns a read has: those of every record, and with schema=registry the fields of the topic's schema.
 
     raw        key, value, headers, topic, partition, offset, timestamp, origin     `columns` names some of them
     registry   the same without value, then one column for each field of the schema, then with onDecodeError=null
                decode_error: null, or why the value of this row does not decode
 
-With schema=registry, `columns` chooses as before among ours, and value comes only if it is named there. As soon as it names a
-field of the schema (with its prefix, if there is one), only the fields it names come. A field whose name is that of a column of ours that comes, too, is refused
-until typedPrefix tells them apart: renaming it silently would make queries break when a schema gains a field.
+With schema=registry, `columns` chooses among the source's own columns as before; value is read only if it is named. If it names fields
+of the schema (with typedPrefix, if that is set), only these fields are read. A field with the name of one of the source's columns is
+refused until typedPrefix is set: renaming it silently would break queries when a schema gains a field.
 
-All topics of one read have one set of columns. Their schemas must therefore be the same, or `subject` names the one to use.
-Older versions of the schema travel along, because records written by them are still in the topic. A version that is registered
-while a query runs changes none of its columns, but records written by it must be read: each plan looks for `newer` ones.
+All topics of one read have the same columns. So their schemas must be the same, or `subject` names the one to use. Tasks also get
+older versions of the schema, because records of these are still in the topic. A version that is registered while a query runs does not
+change its columns, but its records must be read: each plan looks for `newer` ones.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ TYPES: Final[dict[str, DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """How values become columns: the schema, older ones, and which of its fields are wanted under which names."""
+    """How values become columns: the schema, older versions, and which fields are read under which names."""
 
     subject: str
     version: int
@@ -73,7 +73,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class ReadColumns:
-    """The columns that come out. `schema` is Spark's word for all of them, in their order."""
+    """The columns of a read. `schema` has all of them as Spark's types, in order."""
 
     columns: tuple[str, ...]
     schema: StructType
@@ -82,13 +82,13 @@ class ReadColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns to fetch: to decode takes the value, and to reject a row its offset."""
+        """The columns to fetch: decoding needs the value, and rejecting a row its offset."""
         wanted = self.columns if self.typed is None else (*self.columns, "value", "offset")
         return tuple(name for name in COLUMNS if name in wanted)
 
     @property
     def arrow(self) -> pa.Schema:
-        """What Spark wants each record batch to look like, to the letter."""
+        """The schema that Spark requires of each record batch, exactly."""
         return to_arrow_schema(self.schema, timezone="UTC")
 
 
@@ -98,7 +98,7 @@ def raw_table(options: ReadOptions) -> ReadColumns:
 
 
 def typed_table(options: ReadOptions, connection: FlightConnection, topics: Sequence[str]) -> ReadColumns:
-    """The columns of a read with schema=registry; the schema is fetched now and stays as it is for the whole query."""
+    """The columns of a read with schema=registry; the schema is fetched now and used for the whole query."""
     answer = _answer(options, connection, topics)
     older = _definitions(
         connection, answer.subject, range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1)
@@ -128,7 +128,7 @@ def typed_table(options: ReadOptions, connection: FlightConnection, topics: Sequ
             raise OptionError(
                 "typedPrefix",
                 f"the schema of {answer.subject} has a field {name!r}, which is also a column of the source; "
-                "set typedPrefix (for example data_), or leave the column away with the option columns",
+                "set typedPrefix (for example data_), or leave the column out with the option columns",
             )
     spark = from_arrow_schema(pa.schema([made.schema.field(name) for name in chosen]))
     ours_spark = [StructField(name, TYPES[name]) for name in ours]
@@ -149,18 +149,18 @@ def _by_id(options: ReadOptions, connection: FlightConnection, answer: SchemaAns
             known = connection.schema(answer.subject, version)
         except SchemaNotFound:
             raise OptionError(
-                "schemaIds", f"the id {id} stands for version {version} of {answer.subject}, which is not there"
+                "schemaIds", f"the id {id} stands for version {version} of {answer.subject}, which does not exist"
             ) from None
         try:
             decoder(answer.type, answer.definition, prefix="confluent", ids=((id, known.definition),))
         except SchemaInvalid as error:
-            raise OptionError("schemaIds", f"version {version} of {answer.subject} is of no use: {error}") from None
+            raise OptionError("schemaIds", f"version {version} of {answer.subject} cannot be used: {error}") from None
         found.append((id, known.definition))
     return tuple(found)
 
 
 def newer(table: ReadColumns, connection: FlightConnection) -> tuple[str, ...]:
-    """Definitions of the schema that were registered since the columns were settled, newest first."""
+    """The definitions of the schema that were registered since the columns were decided, newest first."""
     if table.typed is None:
         return ()
     latest = connection.schema(table.typed.subject).version
@@ -170,7 +170,7 @@ def newer(table: ReadColumns, connection: FlightConnection) -> tuple[str, ...]:
 
 
 def _definitions(connection: FlightConnection, subject: str, versions: Iterable[int]) -> tuple[str, ...]:
-    """A version that was deleted is left out."""
+    """The definitions of these versions. A deleted version is left out."""
     found = []
     for version in versions:
         with contextlib.suppress(SchemaNotFound):

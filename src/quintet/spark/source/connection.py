@@ -1,10 +1,10 @@
 """Connects Spark's driver, its executors and the commands to the Flight door: one method per action of the door.
 
-A `FlightConnection` logs in once and keeps the token; `FlightConnection.of` keeps one per process and target, because Spark runs many short tasks in
-one Python process. While the broker cannot be reached, calls are repeated with growing pauses for `retry_seconds`: every
-action may be sent twice without harm, a read goes on behind the last row it gave, and a stage is sent again as a whole.
-What stays wrong is raised as an error of quintet.client.core.errors in one sentence that names the option to look at. Nothing here
-knows Spark. Secrets are sent and never shown.
+A `FlightConnection` logs in once and keeps the token. `FlightConnection.of` keeps one per process and target, because Spark runs many
+short tasks in one Python process. While the broker cannot be reached, calls are repeated with growing pauses for `retry_seconds`:
+every action is idempotent, a read goes on after the last row it got, and a stage is sent again as a whole. When the time is over, an
+error of quintet.client.core.errors is raised: one sentence that names the option to look at. Nothing here knows Spark. Secrets are
+sent and never shown.
 """
 
 import os
@@ -35,17 +35,17 @@ PAUSE_SECONDS_MAX: Final = 2.0
 CALL_SECONDS: Final = 120.0  # the longest that one action or login may take
 OFFSET: Final = "offset"
 _TLS_HINT: Final = " for TLS, for the name in its certificate, and do ?ca=, ?cert= and ?key= fit"
-# Flight errors that, without a Problem of the broker's, say only that it is not there or went away. Logging in to nobody is
-# an internal error.
+# Flight errors that mean, if they carry no Problem of the broker, that it cannot be reached or went away. A login without a broker
+# fails with an internal error.
 _GONE: Final = (
     flight.FlightUnavailableError,
     flight.FlightTimedOutError,
     flight.FlightCancelledError,
     flight.FlightInternalError,
 )
-# What pyarrow raises for the answers of a door; some kinds of Flight errors are plain Arrow errors.
+# What pyarrow raises for a failed call; some kinds of Flight errors are plain Arrow errors.
 _FAILED: Final = (flight.FlightError, pa.ArrowException, OSError)
-# Code of a Problem -> the error it means here; one about lost data comes without its numbers.
+# Code of a Problem -> the class of the error raised here. DataLost needs offsets, which a Problem does not carry.
 _KINDS: Final[dict[str, type[QuintetError]]] = {
     **BY_CODE,
     DataLost.code: OffsetNotFound,
@@ -67,7 +67,7 @@ class FlightConnection:
 
     @classmethod
     def of(cls, target: Target) -> "FlightConnection":
-        """The connection of this process to a target. A process that was forked has its own: connections do not survive that."""
+        """The connection of this process to a target. A forked process opens its own: connections do not survive a fork."""
         key = (os.getpid(), target)
         connection = cls._open.get(key)
         if connection is None:
@@ -84,13 +84,13 @@ class FlightConnection:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
     def login(self) -> None:
-        """Show who we are, if that was not done before."""
+        """Log in, unless that was done before."""
         self._again(self._options)
 
     # -- the actions --------------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ class FlightConnection:
         self._act("stage_abort", wire.StageAbort(tuple(stages)), wire.Nothing)
 
     def fence(self, writer: str) -> int:
-        """The last epoch that was committed for a writer, -1 if there is none."""
-        return self._act("fence", wire.FenceRequest(writer), wire.FenceAnswer).epoch
+        """The highest batch id that was committed for a writer, -1 if there is none."""
+        return self._act("fence", wire.FenceRequest(writer), wire.FenceAnswer).batch_id
 
     def group_commit(self, request: wire.GroupCommit) -> None:
         self._act("group_commit", request, wire.Nothing)
@@ -148,8 +148,8 @@ class FlightConnection:
     # -- the streams --------------------------------------------------------------------------------------------------
 
     def read(self, ticket: wire.Ticket) -> Iterator[pa.RecordBatch]:
-        """The records of a ticket, in order. When the broker goes away meanwhile, it goes on behind the last row."""
-        extra = OFFSET not in ticket.columns  # to know where to go on
+        """The records of a ticket, in order. If the connection is lost, the read goes on after the last row."""
+        extra = OFFSET not in ticket.columns  # needed to go on after a lost connection
         columns = tuple(name for name in wire.COLUMNS if name in ticket.columns or name == OFFSET)
         ticket = msgspec.structs.replace(ticket, columns=columns)
         give_up = None
@@ -179,7 +179,7 @@ class FlightConnection:
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
     def stage(self, request: wire.StageRequest, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> wire.Staged:
-        """Stage these rows. They are kept until the broker has all of them: a broken try is repeated as a new stage."""
+        """Stage these rows. They are kept until the broker has all of them: a failed attempt is repeated as a new stage."""
         descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(request))
 
         def once() -> wire.Staged:
@@ -195,7 +195,7 @@ class FlightConnection:
 
         return self._again(once)
 
-    # -- under the hood -----------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------
 
     def _act(self, name: str, request: msgspec.Struct, kind: type[A]) -> A:
         action = flight.Action(name, msgspec.json.encode(request))
@@ -218,7 +218,7 @@ class FlightConnection:
             ) from None
 
     def _again(self, once: Callable[[], T]) -> T:
-        """What `once` returns; repeated while the broker is away, and after a new login when the token was refused."""
+        """Call `once`, again while the broker cannot be reached, and once more after a new login if the token was refused."""
         give_up = time.monotonic() + self.target.retry_seconds
         pause = PAUSE_SECONDS
         renewed = False
@@ -248,7 +248,7 @@ class FlightConnection:
         return self._client
 
     def _options(self, seconds: float | None = None) -> flight.FlightCallOptions:
-        """With the token, which a login brings when there is a user and none yet."""
+        """Call options with the token. Logs in first if there is a user and no token yet."""
         if not self._token and self.target.user:
             _, self._token = self._connected().authenticate_basic_token(
                 self.target.user, self.target.password, flight.FlightCallOptions(timeout=CALL_SECONDS)
@@ -257,14 +257,14 @@ class FlightConnection:
         return flight.FlightCallOptions(timeout=seconds, headers=headers)
 
     def _stale(self, error: Exception) -> bool:
-        """Whether a token of an earlier login was refused, as after a restart of the broker. It is forgotten then."""
+        """Whether the token of an earlier login was refused, as after a restart of the broker. If so, it is dropped."""
         if not isinstance(error, flight.FlightUnauthenticatedError) or self.target.token or not self._token:
             return False
         self._token = b""
         return True
 
     def _forget(self, error: Exception) -> None:
-        """A connection that broke is not used again."""
+        """Close a connection that broke."""
         if _passing(error):
             self.close()
 
@@ -306,7 +306,7 @@ def _problem(error: Exception) -> wire.Problem | None:
 
 
 def _passing(error: Exception) -> bool:
-    """Whether the same may work in a moment."""
+    """Whether the same call may succeed later."""
     problem = _problem(error)
     if problem is not None:
         return problem.retryable

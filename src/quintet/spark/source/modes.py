@@ -1,13 +1,16 @@
-"""Says what is wrong with a batch write whose mode a topic cannot have.
+"""Replaces Spark's error about the mode of a batch write by one that says what a topic takes: mode("append").
 
 Spark's default mode is "errorifexists". For a Python source Spark refuses it, and "ignore", before the source is asked, and
-advises "Append" or "Overwrite", of which a topic has the first only. The source cannot change that sentence. So a session of
-quintet.spark catches this one error, of this one format, where pyspark raises it, and raises it with the right sentence; a
-session of one's own has Spark's.
+advises "Append" or "Overwrite", but a topic cannot be overwritten. The source cannot change that text. So a session of
+quintet.spark catches this one error, of this one format, where pyspark raises it, and raises it with the right text. A session that
+the user made shows Spark's.
 """
 
 import functools
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final, ParamSpec
+
+P = ParamSpec("P")
 
 REFUSED: Final = "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
 FORMAT: Final = '"quintet"'  # as the error names it
@@ -16,18 +19,20 @@ _MARK: Final = "_quintet_explains"
 
 
 def explain() -> None:
-    """From now on; again does nothing."""
-    from pyspark.errors import AnalysisException
+    """Change the error from now on. A second call does nothing."""
     from pyspark.sql import DataFrameWriter
 
-    original = DataFrameWriter.save
-    if getattr(original, _MARK, False):
-        return
+    if not getattr(DataFrameWriter.save, _MARK, False):
+        DataFrameWriter.save = _explained(DataFrameWriter.save)  # type: ignore[method-assign]  # why: see above
+
+
+def _explained(original: Callable[P, None]) -> Callable[P, None]:
+    from pyspark.errors import AnalysisException
 
     @functools.wraps(original)
-    def save(self: DataFrameWriter, *args: Any, **kwargs: Any) -> None:
+    def save(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            original(self, *args, **kwargs)
+            original(*args, **kwargs)
         except AnalysisException as error:
             text = str(error)
             if REFUSED not in text.partition("]")[0] or FORMAT not in text.partition("cannot be written")[0]:
@@ -37,4 +42,4 @@ def explain() -> None:
         raise AnalysisException(SENTENCE)
 
     setattr(save, _MARK, True)
-    DataFrameWriter.save = save  # type: ignore[method-assign]  # as said above
+    return save

@@ -1,10 +1,10 @@
-"""Stores how far a stream is, as Spark keeps it in its checkpoint, and divides a limit between partitions. No broker, no Spark.
+"""Converts the offsets of a stream to and from the JSON in Spark's checkpoint, and divides a limit between partitions.
 
     {"orders": {"id": "3fa9.../77c1...", "0": 5, "1": 9}, "payments": {"id": "3fa9.../e02b...", "0": 0}}
 
-Topics are sorted by name, partitions by number. `id` is the topic's identity (flight/wire.py): it tells a topic from every other
-one of the same name, made later or in another log. Checkpoints from before there were identities have the topic's number there,
-which another log may have given, too: it is taken where it fits, and the next offsets have the identity. Spark compares offsets
+Topics are sorted by name, partitions by number. `id` is the topic's identity (flight/wire.py): it differs from that of any other
+topic of the same name, made later or in another log. Old checkpoints, from before there were identities, have the topic's number
+there, which is unique in one log only: it is accepted if it fits, and the next offsets have the identity. Spark compares offsets
 as text, so the same offsets must always be written in the same way: `dump` is the only place that writes them.
 """
 
@@ -19,25 +19,26 @@ RECORD_BYTES: Final = "recordBytes"  # beside the offsets in reports of progress
 
 
 class Marks(NamedTuple):
-    """Of one topic: its identity (its number in an old checkpoint), and of each partition the first offset that was not read."""
+    """The position in one topic: its identity (its number in an old checkpoint), and of each partition the first offset not read yet."""
 
     id: str | int
     at: tuple[int, ...]
 
     @property
     def log(self) -> str:
-        """The identity of the log it is of; "" in an old checkpoint."""
+        """The identity of the topic's log; "" in an old checkpoint."""
         return self.id.partition("/")[0] if isinstance(self.id, str) else ""
 
     def of(self, info: TopicInfo) -> bool:
-        """Whether this is the topic that the offsets are of, as far as they tell."""
+        """Whether these offsets belong to this topic, as far as they tell."""
         return self.id == (info.identity if isinstance(self.id, str) else info.id)
 
 
 Offsets = dict[str, Marks]
+Saved = dict[str, dict[str, str | int]]  # offsets as the checkpoint has them
 
 
-def dump(offsets: Mapping[str, Marks]) -> dict[str, dict[str, str | int]]:
+def dump(offsets: Mapping[str, Marks]) -> Saved:
     return {
         topic: {ID: marks.id, **{str(partition): offset for partition, offset in enumerate(marks.at)}}
         for topic, marks in sorted(offsets.items())
@@ -45,7 +46,7 @@ def dump(offsets: Mapping[str, Marks]) -> dict[str, dict[str, str | int]]:
 
 
 def load(offsets: Mapping[str, object]) -> Offsets:
-    """The reverse. What `dump` did not write is refused: a checkpoint of another source, for example."""
+    """The reverse of `dump`. OptionError if `dump` did not write this: for example, the checkpoint of another source."""
     found: Offsets = {}
     for topic, marks in offsets.items():
         id = marks.get(ID) if isinstance(marks, dict) else None
@@ -64,9 +65,9 @@ def load(offsets: Mapping[str, object]) -> Offsets:
 
 
 def share(limit: int, backlog: Mapping[tuple[str, int], int], turn: int = 0) -> dict[tuple[str, int], int]:
-    """How many records of each partition to take so that there are at most `limit`: in proportion to what waits, and at
-    least one of each as long as the limit allows it, so that a big partition never starves a small one. Where there are
-    more partitions than the limit, they take turns: `turn` is how many records were taken before."""
+    """How many records to take of each partition, at most `limit` together: in proportion to its backlog, and at least one of each if
+    the limit allows it, so that a big partition never starves a small one. If there are more partitions than the limit, they take
+    turns: `turn` is how many records were taken before."""
     total = sum(backlog.values())
     if total <= limit:
         return dict(backlog)

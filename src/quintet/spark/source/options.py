@@ -1,11 +1,11 @@
-"""Parses the options of format("quintet") and checks all of them before anything is asked of the broker.
+"""Parses and checks the options of format("quintet") before anything is asked of the broker.
 
-Spark hands over text with lower-case names. What comes out is a frozen `ReadOptions` or `WriteOptions`. An option that is not
-known is refused with its nearest neighbour, a spelling of Spark's Kafka source that we do not have is refused with ours.
-Every complaint is one `OptionError`: one sentence that names the option and never shows a secret.
+Spark hands over text with lower-case names; the result is a frozen `ReadOptions` or `WriteOptions`. The error about an unknown option
+proposes the most similar name, and that about an option of Spark's Kafka source which we lack says what to write instead. Every error
+is an `OptionError`: one sentence that names the option and never shows a secret.
 
-`errors_without_trace` belongs here, too: Spark's Python processes send a stack trace in front of every error. They leave it out when
-SPARK_HIDE_TRACEBACK is set at the moment of the error, and each of them ends after it, so setting it changes nothing else.
+`errors_without_trace` is here, too. Spark's Python processes send a stack trace in front of every error, unless
+SPARK_HIDE_TRACEBACK is set at that moment. Each process ends after the error, so setting the variable changes nothing else.
 """
 
 import datetime
@@ -31,14 +31,14 @@ GROUP_PREFIX: Final = "spark-quintet"
 EARLIEST: Final = -2  # in offsets JSON, as Kafka's source has it
 LATEST: Final = -1
 US_PER_MS: Final = 1000
-# Spark sets one of these for each of its Python workers, whichever way they talk.
+# Spark sets one of these in each of its Python workers, depending on how it talks to them.
 WORKER_MARKS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_PATH")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-TablePath = Literal["earliest", "latest"]
-# What startingOffsets and endingOffsets can say: one place for all, or an offset (or EARLIEST, LATEST) per partition.
-Start = TablePath | dict[str, dict[int, int]]
+Edge = Literal["earliest", "latest"]
+# startingOffsets and endingOffsets: one word for all partitions, or an offset (or EARLIEST, LATEST) of each.
+Start = Edge | dict[str, dict[int, int]]
 
 LINK_OPTIONS: Final = ("url", "user", "password", "token", "retrySeconds")
 READ_OPTIONS: Final = (
@@ -48,11 +48,11 @@ READ_OPTIONS: Final = (
     "access", "pushFilters", "onDecodeError", "valuePrefix", "schemaIds",
 )  # fmt: skip
 WRITE_OPTIONS: Final = (*LINK_OPTIONS, "topic", "failOnDataLoss", "txnAppId", "txnVersion")
-SECRETS: Final = frozenset({"password", "token"})  # taken to the letter: a space may be part of one
-# What Spark itself puts beside the options of a user.
+SECRETS: Final = frozenset({"password", "token"})  # not stripped: a space may be part of one
+# Options that Spark itself adds to those of the user.
 SPARKS_OWN: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
 TYPED_ONLY: Final = ("subject", "typedPrefix", "onDecodeError", "valuePrefix", "schemaIds")
-# What becomes of a row that does not decode, and whether values begin with Confluent's prefix; the first is the default.
+# What happens to a row that does not decode, and whether values begin with Confluent's prefix; the first is the default.
 ON_DECODE_ERROR: Final = ("null", "fail", "deadletter")
 VALUE_PREFIX: Final = ("auto", "confluent", "none")
 SCHEMA_IDS_MAX: Final = 1_000  # of one read
@@ -63,7 +63,7 @@ KAFKA: Final = {
     "startingoffsetsbytimestamp": "write startingTimestamp, it holds for every partition",
     "endingoffsetsbytimestamp": "write endingTimestamp, it holds for every partition",
     "startingoffsetsbytimestampstrategy": "leave it out: a partition without newer records begins at its end",
-    "includeheaders": "leave it out: there is always a column headers, and the option columns can leave it away",
+    "includeheaders": "leave it out: there is always a column headers, and the option columns can leave it out",
     "minoffsetspertrigger": "leave it out and choose a longer processingTime trigger",
     "maxtriggerdelay": "leave it out and choose a processingTime trigger",
     "maxbytespertrigger": "write maxOffsetsPerTrigger",
@@ -76,7 +76,7 @@ KAFKA: Final = {
 
 
 class OptionError(ValueError):
-    """An option that is wrong, missing or one too many."""
+    """An option that is wrong, missing, or must not be set."""
 
     def __init__(self, option: str, what: str) -> None:
         super().__init__(f"option {option}: {what}")
@@ -88,7 +88,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the broker's Flight door is, and with which credentials. The secrets are in no repr."""
+    """The address of the broker's Flight door and the credentials for it. The repr leaves out secrets."""
 
     host: str
     port: int
@@ -135,8 +135,8 @@ class WriteOptions:
     target: Target
     topic: str = ""  # "": a column names the topic of each row
     fail_on_data_loss: bool = True
-    writer: str = ""  # with `epoch`: the identity of a batch write that may be repeated
-    epoch: int = 0
+    writer: str = ""  # with `batch_id`: the identity of a batch write that may be repeated
+    batch_id: int = 0
     checkpoint: str = ""  # of a streaming query that names it as an option
 
 
@@ -149,14 +149,14 @@ def in_worker() -> bool:
 
 
 def complain(error: QuintetError | OptionError) -> NoReturn:
-    """Raise the error so that its sentence is the first thing that a user reads."""
+    """Raise the error without a stack trace in front, so that the user reads its sentence first."""
     if in_worker():
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     raise error.with_traceback(None) from None
 
 
 def errors_without_trace(function: Callable[P, R]) -> Callable[P, R]:
-    """For what Spark calls: errors that we can name are shown by their sentence alone."""
+    """For functions that Spark calls: our own errors are shown without a stack trace."""
 
     @functools.wraps(function)
     def inner(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -235,30 +235,30 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         topic=given.get("topic", ""),
         fail_on_data_loss=_flag(given, "failOnDataLoss"),
         writer=given.get("txnAppId", ""),
-        epoch=_number(given, "txnVersion", 0, least=0),
+        batch_id=_number(given, "txnVersion", 0, least=0),
         checkpoint=checkpoint(options),
     )
 
 
 def checkpoint(options: Mapping[str, str]) -> str:
-    """The checkpointLocation that Spark puts beside the options of a sink; "" if it was set elsewhere."""
+    """The checkpointLocation among the options of a sink; "" if it was set elsewhere, for example in the session."""
     return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), "")
 
 
 def without_file(place: str) -> str:
-    """/x of file:///x and of file:/x, as Spark takes both for a directory; anything else as it is."""
+    """/x of file:///x and of file:/x, which both name a directory for Spark; any other text unchanged."""
     return re.sub(r"\Afile:(//)?(?=/)", "", place)
 
 
 def refuse_in_stream(options: ReadOptions) -> None:
-    """A stream has no end."""
+    """OptionError if an option is set that only a batch read has."""
     for name in BATCH_ONLY:
         if name in options.given:
-            raise OptionError(name, "a streaming query has no end; take it away, or use spark.read")
+            raise OptionError(name, "a streaming query has no end; remove the option, or use spark.read")
 
 
 def target(given: Mapping[str, str]) -> Target:
-    """Where `url` points to; user, password and token of their own win over those in the URL."""
+    """The target that `url` names. The options user, password and token take precedence over those in the URL."""
     url = given.get("url", "")
     example = "write flight://USER:PASSWORD@HOST:8815, or flights:// for TLS"
     if not url:
@@ -293,7 +293,7 @@ def target(given: Mapping[str, str]) -> Target:
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    """The options in our spelling. Their names come in any case, most often in lower case."""
+    """The options under the names of `names`; Spark hands them over in any case, mostly lower."""
     spelling = {name.lower(): name for name in names}
     given = {}
     for name, value in options.items():
@@ -359,7 +359,7 @@ def _schema_ids(given: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
         return ()
     form = 'write ids of the other registry and versions of the subject here, such as {"17":1,"23":2}'
     if given.get("valuePrefix", "").lower() == "none":
-        raise OptionError("schemaIds", "valuePrefix is none, so no value has an id; take one of the two away")
+        raise OptionError("schemaIds", "valuePrefix is none, so no value has an id; remove one of the two")
     try:
         found = json.loads(given["schemaIds"])
     except ValueError as error:
@@ -424,7 +424,7 @@ def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> st
 
 
 def _columns(given: Mapping[str, str], typed: bool) -> tuple[str, ...]:
-    """Which columns were named. With schema=registry the names of the schema's fields are checked when it is known."""
+    """The columns that the option names. With schema=registry, names of fields are checked later, when the schema is known."""
     if "columns" not in given:
         return ()
     names = tuple(name.strip() for name in given["columns"].split(","))

@@ -1,22 +1,22 @@
-"""Makes streaming queries visible on the broker: after each micro-batch its end is committed as the offsets of a group.
+"""Shows streaming queries on the broker: commits the end of each micro-batch as the offsets of a group.
 
-The group is `groupIdPrefix` (spark-quintet), a dash, and the name of the query, or its id if it has none. Positions there are
-for people and dashboards: a query starts again from its checkpoint, never from its group. What the source itself sees is not
-enough for this: Spark never tells it about the last batch, nor which query it belongs to. A listener knows both.
+The group is `groupIdPrefix` (spark-quintet), a dash, and the name of the query, or its id if it has none. These positions are
+for people and dashboards: a query starts again from its checkpoint, never from its group. The source itself cannot commit them, because
+Spark tells it neither about the last batch nor which query it belongs to. A listener is told both.
 
-Spark gives a listener the offsets, but neither url nor credentials. They are taken, when a query starts, from the plan of the query
-in the virtual machine of this process, and are kept in memory until it ends; so any session with this listener shows its
-queries, however they were made. On Spark Connect there is no such plan, and nothing is published.
+Spark gives a listener the offsets, but neither url nor credentials. When a query starts, they are taken from its plan in the JVM of
+this process and kept in memory until it ends. So any session with this listener shows its queries, however they were made. With
+Spark Connect there is no such plan, and nothing is published.
 
-A broker that cannot be reached or refuses must never harm a query: a failure is said once per query, and the next batch
-tries again. Lag is in the query's own progress, too (`latestOffset` beside `endOffset`).
+A broker that cannot be reached or refuses must never harm a query: a failure is logged once per query, and the next batch
+tries again. The query's own progress has the lag, too (`latestOffset` and `endOffset`).
 """
 
 import dataclasses
 import json
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -33,11 +33,12 @@ from quintet.spark.source.offsets import load
 from quintet.spark.source.options import OptionError, ReadOptions, read_options
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]  # py4j ships no types
     from pyspark.sql import SparkSession
 
 SOURCE: Final = "quintet"
 STREAMING_RELATION: Final = "StreamingRelationV2"
-RETRY_SECONDS_MAX: Final = 2.0  # events wait in line behind one that waits for a broker
+RETRY_SECONDS_MAX: Final = 2.0  # later events wait for the one that waits for a broker
 
 _log = logging.getLogger("quintet.spark")
 
@@ -48,15 +49,17 @@ class Progress(StreamingQueryListener):
     def __init__(self, spark: "SparkSession") -> None:
         super().__init__()
         self._spark = spark
-        self._queries: dict[str, list[ReadOptions | None]] = {}  # by run: of each source, None if it is not ours
+        self._queries: dict[
+            str, list[ReadOptions | None]
+        ] = {}  # run id -> the options of each source; None: not a topic
         self._complained: set[str] = set()
-        self.published = threading.Condition()  # tells tests and runners that a commit went out
+        self.published = threading.Condition()  # notified after each commit, for tests and runners
         self.commits = 0
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         try:
             sources = sources_of(self._spark, str(event.id))
-        except Exception as error:  # the plan is Spark's own affair: another release may keep it elsewhere
+        except Exception as error:  # Spark's internals: another release may keep the plan elsewhere
             _log.warning("quintet: the progress of query %s cannot be shown on the broker: %r", event.id, error)
             return
         if any(sources):
@@ -93,7 +96,7 @@ _attached: "dict[int, Progress]" = {}
 
 
 def attach(spark: "SparkSession") -> Progress:
-    """Show the queries of a session on the broker; once per session, however often it is called."""
+    """Show the queries of a session on the broker. A second call for a session does nothing."""
     key = id(spark._jsparkSession)
     listener = _attached.get(key)
     if listener is None:
@@ -116,7 +119,7 @@ def sources_of(spark: "SparkSession", query: str) -> list[ReadOptions | None]:
     java = spark._jsparkSession.streams().get(query)
     leaves = java.streamingQuery().analyzedPlan().collectLeaves()
     found: list[ReadOptions | None] = []
-    seen: list[Any] = []
+    seen: list[JavaObject] = []
     for number in range(leaves.size()):
         leaf = leaves.apply(number)
         if not leaf.getClass().getSimpleName().startswith("Streaming") or any(leaf.equals(other) for other in seen):

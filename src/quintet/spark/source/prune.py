@@ -1,20 +1,22 @@
-"""Finds the columns of topics that a statement needs, and fills the place of the others.
+"""Finds the columns of topics that a SQL statement needs, so that a view reads only these.
 
-Spark (4.3 and before) cannot prune columns of a Python source: it asks for all of them and throws away what the query does not
-use. The optimised plan of the statement over whole topics tells which those are. There the statement is planned again, over
-reads of the needed columns only. So that its analysis sees the same names and types (`select *` in a view that is made of
-another), every other column stands in that plan as a call of raise_error: Spark prunes it, as it pruned the column. If one is
-left after all, `touched` says so and the statement keeps the whole read; if even that were wrong, the query would
-fail and not return something else.
+Spark (4.3 and before) cannot prune the columns of a Python source: it asks for all of them and throws away what the query does not
+use. The optimised plan of the statement over whole topics says which columns it uses. The statement is then planned again over reads
+of these columns only. The analysis must see the same names and types as before (`select *` in a view over another view), so every
+other column is a call of raise_error in that plan: Spark prunes the call as it pruned the column. If one is left after all,
+`touched` finds it and the statement keeps the whole read. If `touched` missed one, the query would fail; it could not return
+wrong rows.
 
-Plans are reached through py4j by the names of Spark's classes. Where those are others, nothing is found and nothing is pruned.
+Plans are read through py4j by the names of Spark's classes. Where a release of Spark has other names, nothing is found and nothing is
+pruned.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]  # py4j ships no types
     from pyspark.sql import DataFrame
 
 SCAN: Final = "DataSourceV2ScanRelation"  # a read, in an optimised plan
@@ -32,9 +34,9 @@ class Need:
 
 
 def needs(frame: "DataFrame") -> dict[str, Need]:
-    """By the text of the option subscribe (or subscribePattern): what the statement needs of that read. Nothing if it has no
-    plan: why, Spark says when it is run, as without us."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j ships no types
+    """What the statement needs of each read, by the read's option subscribe (or subscribePattern). Empty if Spark cannot plan the
+    statement: the same error is raised when it is run."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
@@ -43,7 +45,7 @@ def needs(frame: "DataFrame") -> dict[str, Need]:
         return {}
 
 
-def _needs(plan: Any) -> dict[str, Need]:
+def _needs(plan: "JavaObject") -> dict[str, Need]:
     found: dict[str, Need] = {}
     for node, above in _nodes(plan):
         if _kind(node) != SCAN:
@@ -52,7 +54,7 @@ def _needs(plan: Any) -> dict[str, Need]:
         need = found.setdefault(str(options.get("subscribe") or options.get("subscribePattern")), Need())
         need.reads += 1
         need.filtered = need.filtered or any(_kind(one) == "Filter" for one in above)
-        # Without something that chooses, every column goes up: to the result, into a union, through a join.
+        # If no node above names columns, all of them are used: in the result, a union or a join.
         chosen = any(_kind(one) in CHOOSING for one in above)
         for column in _each(node.output()):
             if not chosen or any(one.references().contains(column) for one in above):
@@ -66,7 +68,7 @@ def filled(whole: "DataFrame", narrow: "DataFrame") -> "DataFrame":
     columns = []
     for number, name in enumerate(whole.columns):
         quoted = f"`{name.replace('`', '``')}`"
-        if name not in read:  # as text: columns made by pyspark's functions take four times as long
+        if name not in read:  # SQL text: columns made by pyspark's functions take four times as long
             said = f"{MARK} {name}".replace("\\", r"\\").replace("'", r"\'")
             columns.append(f"cast(raise_error('{said}') as {schema.apply(number).dataType().sql()}) as {quoted}")
         else:
@@ -79,12 +81,14 @@ def touched(frame: "DataFrame") -> bool:
     return any(MARK in node.expressions().mkString(" ") for node, _ in _nodes(_optimised(frame)))
 
 
-def _optimised(frame: "DataFrame") -> Any:
+def _optimised(frame: "DataFrame") -> "JavaObject":
     return frame._jdf.queryExecution().optimizedPlan()
 
 
-def _nodes(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Every node, those of subqueries too, with the filters above it up to the node that chooses its columns."""
+def _nodes(
+    node: "JavaObject", above: "tuple[JavaObject, ...]" = ()
+) -> "Iterator[tuple[JavaObject, tuple[JavaObject, ...]]]":
+    """Every node, also of subqueries, with the filters above it up to the node that names its columns."""
     yield node, above
     for inner in _each(node.subqueries()):
         yield from _nodes(inner)
@@ -94,10 +98,10 @@ def _nodes(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[
         yield from _nodes(child, beneath)
 
 
-def _kind(node: Any) -> str:
+def _kind(node: "JavaObject") -> str:
     return str(node.getClass().getSimpleName())
 
 
-def _each(seq: Any) -> Iterator[Any]:
+def _each(seq: "JavaObject") -> "Iterator[JavaObject]":
     """The elements of a Scala sequence."""
     return (seq.apply(number) for number in range(seq.size()))

@@ -1,12 +1,11 @@
-"""Reads batches: plans tasks from offsets on the driver, and turns a task into record batches on an executor.
+"""Plans the tasks of a read on the driver, and reads the record batches of a task on an executor.
 
     driver     select -> bounds -> narrow (pushed filters) -> tasks (split or packed) -> locate
     executor   for each part of the task: open_range -> shape -> Spark
 
-A task carries what it reads as numbers and the segment files the broker named for it, nothing else. `open_range` is the only
-place that knows ways to the bytes. There are two: the broker's files, mapped, and Flight. Files are a short cut and never an
-authority: what they do not give any more is asked of the broker, who knows whether it is lost. A third way, Spark's own Kafka
-source against the broker's Kafka door, would hand out the same columns and needs nothing here but another branch.
+A task has the ranges of offsets to read and the segment files that the broker named for them. `open_range` is the only place that
+knows how to get the bytes: from the broker's files, mapped, or over Flight. Files are only a faster way: records that they do not
+have any more are asked of the broker, which knows whether they are lost.
 
 The stream reader (stream.py) plans in its own way and shares everything from `tasks` on.
 """
@@ -43,8 +42,8 @@ from quintet.spark.source.options import (
 from quintet.spark.source.rows import Shape
 from quintet.spark.source.spans import MappedSpan, Span
 
-PACK_ROWS: Final = 50_000  # a task takes more partitions until it has as many rows
-PACK_BYTES: Final = 16 << 20  # or as many bytes
+PACK_ROWS: Final = 50_000  # a task takes more partitions until it has this many rows
+PACK_BYTES: Final = 16 << 20  # or this many bytes
 LOCATE_RANGES_MAX: Final = 5_000  # in one request
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -68,7 +67,7 @@ class Task(InputPartition):
 
 
 def lost(options: ReadOptions, what: str, remedy: str = "set it to false to go on with what is there") -> None:
-    """Records that should be read are gone: an error, or a line in the log, as failOnDataLoss says."""
+    """Report records that should be read and are gone: OptionError if failOnDataLoss is true, a warning if not."""
     if options.fail_on_data_loss:
         raise OptionError("failOnDataLoss", f"{what}; {remedy}")
     _log.warning("quintet: %s; going on because failOnDataLoss is false", what)
@@ -103,7 +102,7 @@ def cut(span: Span, first: int, last: int) -> Span:
 
 
 def positions(name: str, start: Start, topics: dict[str, wire.TopicInfo]) -> dict[tuple[str, int], int]:
-    """The offset of every partition that startingOffsets or endingOffsets means, as it is said."""
+    """The offset of every partition that startingOffsets or endingOffsets (`name`) names."""
     found = {}
     if isinstance(start, dict):
         for topic in start:
@@ -134,7 +133,7 @@ def at_time(connection: FlightConnection, topics: Iterable[str], at_us: int) -> 
 
 
 def bounds(options: ReadOptions, connection: FlightConnection, topics: dict[str, wire.TopicInfo]) -> list[Span]:
-    """What a batch read covers, by its options."""
+    """The ranges of a batch read, by its options."""
     if options.starting_us is None:
         starts = positions("startingOffsets", options.starting or "earliest", topics)
     else:
@@ -173,7 +172,7 @@ def tasks(options: ReadOptions, table: ReadColumns, spans: Sequence[Span]) -> li
 
 
 def pack(spans: Sequence[Span]) -> list[list[Span]]:
-    """Small neighbours together, so that a task is worth its start; a partition is never in two tasks."""
+    """Group small partitions, because starting a task costs more than reading a few rows; a partition is never in two tasks."""
     groups: list[list[Span]] = []
     rows = size = 0
     for span in spans:
@@ -226,8 +225,8 @@ def locate(options: ReadOptions, connection: FlightConnection, spans: Sequence[S
 
 
 def same_machine(machine: wire.Machine) -> bool:
-    """Whether the paths that the broker named are the same files here and now: same boot of the same kernel, same lock file, and
-    the log that it is by the file beside it: a folder that was emptied may get the same inode again."""
+    """Whether the broker's paths are its files on this machine, too: the same boot id, the same lock file, and the same log by the
+    file `identity` beside the lock, because a directory that was emptied may get the same inode again."""
     try:
         here = BOOT_ID.read_text().strip()
         lock = os.stat(machine.lock_path)
@@ -240,15 +239,14 @@ def same_machine(machine: wire.Machine) -> bool:
 def open_range(
     options: ReadOptions, part: MappedSpan, columns: tuple[str, ...], asked: dict[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a part, in order, by the best way there is from here. The batches may have more columns. `asked` takes
-    down the topics for which the broker was asked, with the identities they should have."""
+    """The records of a part, in order, from files if possible. The batches may have more columns. Adds to `asked` the topics that were
+    read from the broker, with the identities they should have."""
     span = part.span
     first = span.first
     if part.machine is not None and part.files and same_machine(part.machine) and _readable(part.files):
         first = yield from _from_files(options, part, columns)
-        if not same_machine(
-            part.machine
-        ):  # then the files may have been another log's; a task that fails gives no rows
+        # Otherwise the files may have been another log's. Spark takes no rows of a task that fails.
+        if not same_machine(part.machine):
             raise OptionError(
                 "access", f"the data folder of the broker was replaced while {span.topic} was read; run it again"
             )
@@ -257,7 +255,7 @@ def open_range(
     if options.access == "files":
         raise OptionError(
             "access",
-            f"the files of {span.topic}/{span.partition} do not give offset {first} here; are they on this machine, readable "
+            f"the files of {span.topic}/{span.partition} do not have offset {first} here; are they on this machine, readable "
             "for this user, and not removed by retention? access=auto asks the broker then",
         )
     asked[span.topic] = span.identity
@@ -265,14 +263,14 @@ def open_range(
 
 
 def _readable(files: Iterable[wire.SegmentFile]) -> bool:
-    """A file that is not there any more is no hindrance: log.mapped knows where its records may be now."""
+    """Whether this user may read the files. Removed ones do not count: log.mapped finds where their records are now."""
     return all(os.access(file.path, os.R_OK) or not os.path.exists(file.path) for file in files)
 
 
 def _from_files(
     options: ReadOptions, part: MappedSpan, columns: tuple[str, ...]
 ) -> Generator[pa.RecordBatch, None, int]:
-    """Yields what the files have and returns the offset from which on they have no more, or nothing that is sound."""
+    """Yields what the files have, and returns the first offset that they do not have, or have only damaged."""
     span, following = part.span, part.span.first
     if not options.fail_on_data_loss:
         columns = _with_offset(columns)
@@ -303,7 +301,7 @@ def _from_files(
 
 
 def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Over Flight. What is lost is asked for strictly first, so that passing over it does not happen in silence."""
+    """Read over Flight. The first attempt fails on lost records, so that they are reported before they are skipped."""
     connection = FlightConnection.of(options.target)
     ticket = wire.Ticket(span.topic, span.partition, span.first, span.last, _with_offset(columns))
     following = span.first
@@ -324,12 +322,12 @@ def _with_offset(columns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _behind(batch: pa.RecordBatch) -> int:
-    """The offset behind the last row."""
+    """The offset after the last row."""
     return int(batch.column("offset")[batch.num_rows - 1].as_py()) + 1
 
 
 def read_task(options: ReadOptions, table: ReadColumns, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """All record batches of a task. Spark makes a task of its own when there are none."""
+    """All record batches of a task. If there are no tasks, Spark makes one of its own, which is empty."""
     if not isinstance(task, Task):
         return
     connection = FlightConnection.of(options.target)
@@ -345,8 +343,8 @@ def read_task(options: ReadOptions, table: ReadColumns, task: InputPartition) ->
 
 
 def _still_the_same(connection: FlightConnection, asked: dict[str, str]) -> None:
-    """A ticket names its topic, and names are used again, identities never: a topic that still has its own was the one that
-    was read. Otherwise the task fails, whatever failOnDataLoss says; the next plan sees what happened and goes by that."""
+    """OptionError if a topic was replaced while it was read. A ticket has only the topic's name, and a name may be used again, an
+    identity never. The task fails whatever failOnDataLoss says; the next plan finds the new topic and applies failOnDataLoss."""
     now = {info.name: info.identity for info in connection.topics(wire.Selection(tuple(asked))).topics}
     for topic, identity in asked.items():
         if now.get(topic) != identity:
@@ -359,7 +357,7 @@ def _still_the_same(connection: FlightConnection, asked: dict[str, str]) -> None
 
 
 class BatchReader(DataSourceReader):
-    """One batch read. What it covers is settled when Spark asks for its partitions."""
+    """One batch read. Its ranges are decided when Spark asks for partitions."""
 
     def __init__(self, options: ReadOptions, table: ReadColumns) -> None:
         self._options = options
@@ -381,7 +379,7 @@ class BatchReader(DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """The same where the session lets filters be pushed: elsewhere Spark refuses a reader that could take them."""
+    """A batch read that takes filters. Only for sessions that push filters: in others Spark refuses such a reader."""
 
     @errors_without_trace
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -1,12 +1,12 @@
-"""Turns record batches of the log into those that Spark was promised, on an executor.
+"""Turns record batches of the log into batches with the columns that Spark expects, on an executor.
 
-Without a schema that is at most a change of type names. With one, values are decoded. What becomes of a row that does not
-decode is the option onDecodeError; in no case is it lost without a word:
+Without a schema only types are cast. With one, values are decoded, and the option onDecodeError says what happens to a row that does
+not decode. It is never lost in silence:
 
-    null         it stays, with nulls in the typed columns and its cause in decode_error; a line in the log counts such rows
-    fail         the read ends with the row's place and its cause
-    deadletter   it is left out and noted, and `settle` sends the notes to the broker, which copies each of those records to
-                 the dead letters of its topic once, however often a task is repeated
+    null         it stays, with nulls in the typed columns and its cause in decode_error; a warning counts such rows
+    fail         the read fails with the offset of the row and its cause
+    deadletter   it is left out, and `settle` asks the broker to copy the record to the dead letters of its topic: once, however
+                 often a task is repeated
 
 A row whose value is null (a tombstone) stays, with nulls in the typed columns.
 """
@@ -32,7 +32,7 @@ _log = logging.getLogger("quintet.spark")
 
 
 class Shape:
-    """Turns the batches of one task, part by part: `shaped` for each batch, `settle` behind it, `finish` at the end."""
+    """Turns the batches of one task: `shaped` for each batch, `settle` after it, `finish` at the end."""
 
     def __init__(self, table: ReadColumns, newer: tuple[str, ...] = ()) -> None:
         self._table = table
@@ -43,13 +43,12 @@ class Shape:
             if typed is None
             else decoder(typed.kind, typed.definition, (*newer, *typed.older), prefix=typed.prefix, ids=typed.ids)
         )
-        self._bad: list[tuple[int, str]] = []  # offset and cause, of the current part
-        self._counts: dict[
-            tuple[str, int], tuple[int, int, str]
-        ] = {}  # of a partition: how many, the first and its cause
+        self._bad: list[tuple[int, str]] = []  # offset and cause, since the last `settle`
+        # Topic and partition -> how many rows did not decode, the offset of the first and its cause.
+        self._counts: dict[tuple[str, int], tuple[int, int, str]] = {}
 
     def shaped(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch as Spark wants it; nothing if no row is left."""
+        """The batch with the columns that Spark expects; nothing if no row is left."""
         columns = self._table.columns
         arrays = [batch.column(name) for name in columns]
         if self._decoder is not None and self._table.typed is not None:
@@ -80,7 +79,7 @@ class Shape:
         return [array.filter(good) for array in arrays]
 
     def settle(self, connection: FlightConnection, topic: str, partition: int) -> None:
-        """Do with the rows that did not decode since the last call what was asked for; all were of this partition."""
+        """Apply onDecodeError to the rows of this partition that did not decode since the last call."""
         bad, self._bad = self._bad, []
         if not bad or self._table.typed is None:
             return
@@ -90,7 +89,7 @@ class Shape:
                 raise OptionError(
                     "onDecodeError",
                     f"offset {offset} of {topic}/{partition} does not decode: {cause}; null reads such rows with nulls and "
-                    "the cause in decode_error, deadletter puts them aside",
+                    "the cause in decode_error, deadletter copies them to the dead letters",
                 )
             case "deadletter":
                 try:
@@ -105,7 +104,7 @@ class Shape:
                 self._counts[topic, partition] = (count + len(bad), first, why)
 
     def finish(self) -> None:
-        """Say how many rows have nulls because they did not decode."""
+        """Log how many rows have nulls because they did not decode."""
         for (topic, partition), (count, offset, cause) in self._counts.items():
             _log.warning(
                 "quintet: %d rows of %s/%d did not decode and have nulls in the typed columns; the first is offset %d: %s",
@@ -124,7 +123,7 @@ def _reject(connection: FlightConnection, topic: str, partition: int, bad: list[
 
 
 def _one_by_one(connection: FlightConnection, topic: str, rejects: list[wire.Reject]) -> None:
-    """A record that expired or was removed since it was read has no copy to keep, and must not keep others from theirs."""
+    """A record that expired or was removed since it was read cannot be copied, and must not stop the others."""
     for reject in rejects:
         with contextlib.suppress(OffsetNotFound):
             connection.reject(wire.RejectRequest(topic, (reject,)))

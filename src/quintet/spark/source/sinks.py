@@ -1,15 +1,15 @@
-"""Keeps beside a query's checkpoint which sink its batches went to, and refuses another one.
+"""Records in a query's checkpoint directory which sink its batches went to, and refuses another one.
 
     CHECKPOINT/quintet-sink.json      {"kind": "topic", "name": "shouted", "identity": "3fa9.../77c1..."}
 
-A batch counts once by its fence, and the fence is in the sink: in the log that has the topic, in the table. Spark's checkpoint
-knows which batches are done and not where they are. So with another log behind the same url, another topic or path, or a topic
-or table that was deleted and made again, the query would go on with the next batch, and all before it would be missing there.
+The fence that keeps a batch from being written twice is in the sink: in the topic's log, or in the table. Spark's checkpoint knows
+which batches are done, but not where they are. With another log behind the same url, another topic or path, or a topic or table that
+was deleted and made again, the query would go on with the next batch, and all earlier ones would be missing there.
 
-What tells sinks apart is their random identity: that of the log and of the topic (flight/wire.py::TopicInfo), or that of the
-table (lake/meta.py). Half of it may be unknown yet ("" behind the slash, or ""), and is filled in when it is known. A checkpoint
-that is not in a directory of this machine (s3a://, hdfs://) keeps nothing here: a sink has no way to it. A query without
-checkpointLocation as its option has none that could be told, either.
+Sinks are compared by their random identities: that of the log and the topic (flight/wire.py::TopicInfo), or that of the table
+(lake/meta.py). A part of it may be unknown at first ("" after the slash, or "") and is filled in when it is known. Nothing is recorded
+if the checkpoint is not in a directory of this machine (s3a://, hdfs://), because the sink cannot write there, nor if
+checkpointLocation is not an option of the query, because the sink does not see it then.
 """
 
 import logging
@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+from pyspark import TaskContext
 
+from quintet.model.errors import QuintetError
 from quintet.spark.source.options import OptionError, without_file
 
 FILE: Final = "quintet-sink.json"
+# Local properties of Spark's tasks.
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
 REMEDY: Final = "use a new checkpointLocation, or set failOnDataLoss to false to go on without them"
 
 _log = logging.getLogger("quintet.spark")
@@ -40,11 +45,21 @@ class Sink(msgspec.Struct, frozen=True):
 
     @property
     def part(self) -> str:
-        """What the identity says beside the log."""
+        """The identity without that of the log."""
         return self.identity.partition("/")[2] if self.kind == "topic" else self.identity
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.name else f"the topics that a column names in the log {self.log}"
+
+
+def batch_of_task() -> tuple[str, int]:
+    """The query id and the batch id of the streaming query whose task this process runs."""
+    context = TaskContext.get()
+    query = context.getLocalProperty(QUERY) if context is not None else None
+    batch = context.getLocalProperty(BATCH) if context is not None else None
+    if not query or batch is None:
+        raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
+    return query, int(batch)
 
 
 def load(checkpoint: str) -> Sink | None:
@@ -59,12 +74,12 @@ def load(checkpoint: str) -> Sink | None:
     except (OSError, msgspec.MsgspecError) as error:
         raise OptionError(
             "checkpointLocation",
-            f"{folder / FILE} cannot be read ({error}); restore it, or remove it if the sink is the one of before",
+            f"{folder / FILE} cannot be read ({error}); restore it, or remove it if the sink is still the same",
         ) from None
 
 
 def check(checkpoint: str, sink: Sink, fail_on_data_loss: bool, *, there: bool = True) -> None:
-    """Whether batches may go on to this sink. `there` false: its topic or table does not exist."""
+    """OptionError, or a warning, if earlier batches went to another sink. `there` false: its topic or table does not exist."""
     before = load(checkpoint)
     wrong = "" if before is None else _differs(before, sink, there)
     if not wrong:
@@ -75,13 +90,13 @@ def check(checkpoint: str, sink: Sink, fail_on_data_loss: bool, *, there: bool =
 
 
 def keep(checkpoint: str, sink: Sink, fail_on_data_loss: bool) -> None:
-    """`check`, and remember this sink from now on."""
+    """`check`, and record this sink."""
     check(checkpoint, sink, fail_on_data_loss)
     folder, before = _folder(checkpoint), load(checkpoint)
     if folder is None or not folder.is_dir():
         return
     if before is not None and not sink.part and _differs(before, sink, True) == "":
-        return  # it is known better already
+        return  # the record has more of the identity
     if before != sink:
         fresh = folder / f".{FILE}.{os.getpid()}"
         with fresh.open("wb") as file:

@@ -1,12 +1,12 @@
-"""Implements `format("quintet")`: what Spark calls on the driver, before any task runs.
+"""Implements `format("quintet")`: the class that Spark calls on the driver, before any task runs.
 
-Everything that can be wrong with options, credentials, topics and columns is found here, where Spark shows the text of a
-Python error as its own. The work is in reader.py, stream.py and writer.py.
+All errors in options, credentials, topics and columns are found here, where Spark shows the text of a Python error as its own. The
+work is in reader.py, stream.py and writer.py.
 
 Filters are pushed into a read only with the option pushFilters=true. Spark (4.3 and before) keeps the filters of one query with
-the DataFrame and lets the next query of the same DataFrame have its rows: after df.filter("partition = 1").count() the
-count of df itself is that of partition 1, and of two filters in one query the last one counts for both. So it is for a
-DataFrame that is loaded for one query; otherwise the schema is what the query says.
+the DataFrame and applies them to its next query: after df.filter("partition = 1").count() the count of df itself is that of
+partition 1, and of two filters in one query the last one is used for both. So the option is for a DataFrame that is loaded for one
+query.
 """
 
 import sys
@@ -38,7 +38,7 @@ quiet.quieten()
 
 
 class QuintetSource(DataSource):
-    """Topics of a broker as tables. Spark pickles it between its processes, so it holds what `schema` found out."""
+    """Topics of a broker as tables. Spark pickles it between its processes; `_table` keeps the columns that `schema` found."""
 
     _table: ReadColumns | None = None
 
@@ -57,7 +57,7 @@ class QuintetSource(DataSource):
         return (PushingReader if options.push_filters and _filters_are_pushed() else BatchReader)(options, table)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Never raises: Spark would then show a failure of its own instead, that of stopping a reader it never got."""
+        """Never raises: Spark would show another error instead, because it then stops a reader that it did not get."""
         try:
             options = read_options(self.options)
             refuse_in_stream(options)
@@ -74,7 +74,7 @@ class QuintetSource(DataSource):
         return StreamWriter(write_options(self.options), schema, overwrite)
 
     def _resolve(self, options: ReadOptions) -> ReadColumns:
-        """The columns; the broker is asked in any case, so that a read that cannot work fails when it is written down."""
+        """The columns. Asks the broker for the topics even if only columns are wanted, so that a read that cannot work fails at load()."""
         if self._table is None:
             connection = FlightConnection.of(options.target)
             topics = select(options, connection)
@@ -89,8 +89,8 @@ class QuintetSource(DataSource):
 
 
 def _filters_are_pushed() -> bool:
-    """Whether Spark asks in order to push filters. It does so only where the session allows it, and refuses a reader that
-    takes filters everywhere else; the session's settings are not visible in this process, its module is."""
+    """Whether Spark calls `reader` in order to push filters. It does so only if the session allows it, and refuses a reader that
+    takes filters otherwise. The session's settings are not visible in this process, but the calling module is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith("data_source_pushdown_filters.py"):

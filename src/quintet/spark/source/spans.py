@@ -1,4 +1,4 @@
-"""Defines what a Spark task reads: ranges of offsets, and the segment files that hold them. Numbers and names only."""
+"""Defines what a Spark task reads: ranges of offsets, and the segment files that hold them."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,8 @@ from quintet.flight import wire
 
 
 class Span(NamedTuple):
-    """Records first <= offset < last of a partition, and about how many bytes they are. `id` is the topic's number, which its
-    files bear; `identity` tells it from every other topic."""
+    """Records first <= offset < last of a partition, and about how many bytes they are. `id` is the topic's number, as in its
+    files; `identity` is unique among all topics."""
 
     topic: str
     id: int
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class MappedSpan(NamedTuple):
-    """A span and the files it is in, if they can be mapped by a process that is on `machine`."""
+    """A span and the files that hold it, which processes on `machine` can map."""
 
     span: Span
     machine: wire.Machine | None = None

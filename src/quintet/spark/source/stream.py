@@ -1,8 +1,8 @@
-"""Reads streams: decides which offsets a micro-batch covers. reader.py does the reading.
+"""Decides which offsets each micro-batch of a streaming query covers. reader.py reads them.
 
-Spark keeps one of these in a Python process beside its driver and asks it, for each micro-batch, how far it may go; the
-tasks run elsewhere, with copies. A query starts where startingOffsets (latest, unless given) or startingTimestamp says, and
-only the first time: later its checkpoint counts. Topics and partitions that appear afterwards are read from their beginning.
+Spark keeps one StreamReader in a Python process of the driver and asks it, for each micro-batch, how far it may go; the tasks use
+copies. startingOffsets (default latest) or startingTimestamp says where a new query starts; a query with a checkpoint goes on from
+that. Topics and partitions that appear later are read from their beginning.
 
 What a topic can do between two micro-batches, and what follows:
 
@@ -11,12 +11,11 @@ What a topic can do between two micro-batches, and what follows:
     its retention passed what was not read    failOnDataLoss: an error, or read on from where it begins now
     it was deleted                            failOnDataLoss: an error, or it is left out
     it was deleted and made again             failOnDataLoss: an error, or the new one is read from its beginning
-    another log is behind the url             the same; a topic is known by its identity (offsets.py), not by its name
+    another log is behind the url             the same: topics are compared by identity (offsets.py), not by name
     it is shorter than what was read          failOnDataLoss: an error, or read on from its end
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,7 +25,7 @@ from quintet.flight import wire
 from quintet.model.errors import QuintetError
 from quintet.spark.source.columns import ReadColumns
 from quintet.spark.source.connection import FlightConnection
-from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, dump, load, share
+from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, Saved, dump, load, share
 from quintet.spark.source.options import (
     BYTES_PER_TRIGGER,
     OptionError,
@@ -49,14 +48,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log = ""  # the log that answered last
 
     @errors_without_trace
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Saved:
         options, connection = self._options, self._connection()
         topics = self._frozen if self._frozen is not None else select(options, connection)
         if options.starting_us is None:
             starts = positions("startingOffsets", options.starting or "latest", topics)
         else:
             starts = at_time(connection, topics, options.starting_us)
-            if self._frozen is not None:  # a start behind an end of before would look like loss
+            if (
+                self._frozen is not None
+            ):  # otherwise a start after an end that was noted earlier would look like lost records
                 self._frozen = self._known()
         return dump(
             {
@@ -74,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._frozen = self._known()
 
     @errors_without_trace
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> Saved:
         begin = load(start)
         topics = self._frozen if self._frozen is not None else self._known()
         begin = self._reconciled(begin, topics)
@@ -88,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end: Offsets = {}
         for name, info in topics.items():
             marks = begin[name]
-            # Beyond what retention took even if nothing is left to take: `partitions` then says that it is lost.
+            # Past what retention removed, even if no record is left to read: `partitions` then reports the loss.
             at = [
                 max(offset, part.first) + taken[name, number]
                 for number, (offset, part) in enumerate(zip(marks.at, info.partitions, strict=True))
@@ -97,8 +98,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dump(end)
 
     @errors_without_trace
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the query's progress alone, so it may carry what offsets do not: how large records are (describe.py)."""
+    def reportLatestOffset(self) -> dict[str, dict[str, str | int | float]] | None:
+        """Only for the query's progress, so it may have what a checkpoint has not: the mean size of records (describe.py)."""
         topics = self._known()
         ends = {
             name: Marks(info.identity, tuple(part.end for part in info.partitions)) for name, info in topics.items()
@@ -106,7 +107,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: {**marks, RECORD_BYTES: _record_bytes(topics[name])} for name, marks in dump(ends).items()}
 
     @errors_without_trace
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
         begin, until = load(start), load(end)
         topics = self._named(until)
         spans: list[Span] = []
@@ -120,13 +121,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, self._table, partition)
 
-    # -- under the hood -----------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------
 
     def _connection(self) -> FlightConnection:
         return FlightConnection.of(self._options.target)
 
     def _known(self) -> dict[str, wire.TopicInfo]:
-        """The topics there are now. One that was named and is gone shows in `_reconciled`."""
+        """The topics that exist now. `_reconciled` reports one that was named and is gone."""
         return self._found(wire.Selection(self._options.topics, self._options.pattern))
 
     def _named(self, names: Mapping[str, Marks]) -> dict[str, wire.TopicInfo]:
@@ -138,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {info.name: info for info in found.topics}
 
     def _reconciled(self, begin: Offsets, topics: Mapping[str, wire.TopicInfo]) -> Offsets:
-        """Where to go on in the topics there are. What is new begins at its beginning; what was lost is said."""
+        """Where to go on in the topics that exist. New ones begin at their beginning; a loss is reported."""
         result: Offsets = {}
         for name, marks in begin.items():
             info = topics.get(name)
@@ -164,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bool(self._log) and marks.log not in ("", self._log)
 
     def _foreign(self, name: str, marks: Marks) -> None:
-        """Offsets of another log say nothing about this one, however well they fit."""
+        """Report that a position belongs to another log: its offsets mean nothing in this one."""
         lost(
             self._options,
             f"topic {name} in the checkpoint belongs to another log ({marks.log}); this broker has the log {self._log}: the "
@@ -198,7 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream that cannot be read, and says why as soon as Spark asks for anything."""
+    """A stream that cannot be read: every method raises the error."""
 
     def __init__(self, error: QuintetError | OptionError) -> None:
         self._error = error
@@ -209,13 +210,13 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         complain(self._error)
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Saved:
         complain(self._error)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> Saved:
         complain(self._error)
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
         complain(self._error)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -223,7 +224,7 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _allowed(limit: ReadLimit, there: int, topics: Mapping[str, wire.TopicInfo]) -> int:
-    """How many rows a micro-batch may have. Bytes are turned into rows by what the rows of these topics take on the average."""
+    """How many rows a micro-batch may have. A limit in bytes becomes rows by the mean size of the topics' records."""
     if isinstance(limit, ReadMaxRows):
         return limit.max_rows
     if not isinstance(limit, ReadMaxBytes):

@@ -1,19 +1,19 @@
-"""Writes to topics, exactly once: tasks stage rows, the driver publishes all stages of a batch in one call.
+"""Writes DataFrames to topics exactly once: tasks stage rows, and the driver publishes all stages of a batch in one call.
 
     task      rows -> chunks of CHUNK_BYTES -> one stage each; the stages travel to the driver in the commit message
-    driver    commit: stage_commit(writer, epoch, stages, rows)      abort: stage_abort(stages)
+    driver    commit: stage_commit(writer, batch_id, stages, rows)      abort: stage_abort(stages)
 
-The writer of a streaming query is its query id, which its checkpoint keeps, and the epoch is the number of the micro-batch:
-the broker publishes an epoch once and says `fresh=false` when it comes again, which is fine. The query id is known in tasks
-only, so it is in their messages; so is the log that took their stages, and another one refuses the commit. Which sink a
-checkpoint has written to is kept beside it (sinks.py). A micro-batch without any message had no task that saw a row, so nothing was staged and there
-is nothing to publish or to fence: should it be repeated and have rows then, they are published then, once.
+The writer of a streaming query is its query id, which its checkpoint keeps, and the batch id is that of the micro-batch. The broker
+publishes a batch once and answers `fresh=false` when it comes again, which is not an error. Spark tells the query id to tasks only, so
+their commit messages carry it. They also carry the identity of the log that took their stages; another log refuses the commit. The
+sink that a checkpoint has written to is kept in its directory (sinks.py). If a micro-batch has no message, no task saw a row: nothing
+was staged and nothing is published or fenced. If it is repeated and has rows then, they are published then, once.
 
-A batch write is published once in itself; written again it is there again. txnAppId and txnVersion (for foreachBatch: a name
-and the batch id) make a repetition count once, as they do for Delta tables.
+A batch write publishes all its rows or none. Run again, it publishes them again, unless txnAppId and txnVersion (in foreachBatch: a
+name and the batch id) are set: then a repetition is not published, as with Delta tables.
 
-Columns: value, and if wanted key, headers, partition, timestamp and topic; the option topic wins over the column, as it does
-with Kafka. Text is taken for value and key, too. Any other column is refused by name: nothing is dropped in silence.
+Columns: value, and optionally key, headers, partition, timestamp and topic. The option topic takes precedence over the column, as
+with Spark's Kafka sink. value and key may be strings. All other columns are refused by name: nothing is dropped in silence.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
@@ -41,13 +40,11 @@ from quintet.spark.source import sinks
 from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError, WriteOptions, errors_without_trace
 
-CHUNK_BYTES: Final = 64 << 20  # of rows that are kept until their stage is safe
-ONCE: Final = -1  # the epoch of a write that is no part of a sequence
-NO_TOPIC: Final = "-"  # asked for where no topic is named: the answer says which log it is
-QUERY: Final = "sql.streaming.queryId"
-BATCH: Final = "streaming.sql.batchId"
+CHUNK_BYTES: Final = 64 << 20  # of rows that are kept in memory until their stage is synced
+ONCE: Final = -1  # the batch id of a write that is not part of a sequence
+NO_TOPIC: Final = "-"  # asked for if no topic is named: the answer has the log's identity
 
-# What Spark may call a column's type -> what goes over the wire
+# Column -> its possible types in Spark, and the Arrow type that is sent
 BYTES: Final = {BinaryType: pa.binary(), StringType: pa.binary()}
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 COLUMNS: Final[dict[str, dict[type[DataType], pa.DataType]]] = {
@@ -70,10 +67,10 @@ WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task staged, and for which batch. `log` has the stages; `identity` is that of the topic that was named."""
+    """What one task staged, and for which batch. `log`: identity of the log with the stages. `identity`: that of the option topic."""
 
     writer: str
-    epoch: int
+    batch_id: int
     stages: tuple[str, ...]
     rows: int
     log: str = ""
@@ -126,11 +123,11 @@ class Sink:
     def _connection(self) -> FlightConnection:
         return FlightConnection.of(self._options.target)
 
-    def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
-        """All rows of a task, as stages. What was staged before an error is taken back at once, not after a day."""
+    def _stage(self, writer: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Written:
+        """Stage all rows of a task. After an error, discard the stages at once; the broker would keep them for a day."""
         stages: list[str] = []
         rows, log, identity = 0, "", ""
-        request = wire.StageRequest(writer, epoch, self._options.topic)
+        request = wire.StageRequest(writer, batch_id, self._options.topic)
         try:
             for chunk in chunks(map(self._conform, batches)):
                 staged = self._connection().stage(request, self._schema, chunk)
@@ -141,7 +138,7 @@ class Sink:
         except BaseException:
             self._abort(stages)
             raise
-        return Written(writer, epoch, tuple(stages), rows, log, identity)
+        return Written(writer, batch_id, tuple(stages), rows, log, identity)
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [batch.column(field.name) for field in self._schema]
@@ -151,13 +148,13 @@ class Sink:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int | None) -> None:
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         written = [message for message in messages if isinstance(message, Written)]
         if not written:
             return
         stages = tuple(stage for message in written for stage in message.stages)
         first = written[0]
-        if first.epoch == ONCE and not stages:
+        if first.batch_id == ONCE and not stages:
             return
         logs = sorted({message.log for message in written if message.log})
         if len(logs) > 1:
@@ -167,7 +164,7 @@ class Sink:
         self._connection().stage_commit(
             wire.StageCommit(
                 writer=first.writer,
-                epoch=first.epoch if epoch is None else epoch,
+                batch_id=first.batch_id if batch_id is None else batch_id,
                 stages=stages,
                 rows=sum(message.rows for message in written),
                 accept_other=not self._options.fail_on_data_loss,
@@ -176,7 +173,7 @@ class Sink:
         )
 
     def _remember(self, log: str, identity: str) -> None:
-        """Keep where the batches of this query go, before the first is published; raises if they went elsewhere before."""
+        """Record the sink of this query before its first batch is published; OptionError if earlier batches went to another one."""
         sink = sinks.Sink("topic", self._options.topic, identity or f"{log}/")
         sinks.keep(self._options.checkpoint, sink, self._options.fail_on_data_loss)
 
@@ -189,7 +186,7 @@ class Sink:
 
 
 def topic_there(connection: FlightConnection, topic: str) -> sinks.Sink:
-    """The topic as the broker has it now. A user who may only write does not get its identity."""
+    """The topic as the broker has it now. Its identity is missing if the user may write and not read it."""
     found = connection.topics(wire.Selection((topic or NO_TOPIC,)))
     known = [info.identity for info in found.topics if info.name == topic]
     return sinks.Sink("topic", topic, known[0] if known else f"{found.log}/")
@@ -203,7 +200,7 @@ def _replaced(one: str, other: str) -> OtherLog:
 
 
 def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Batches together until there are CHUNK_BYTES of them."""
+    """Group batches into lists of about CHUNK_BYTES."""
     chunk: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -224,16 +221,16 @@ def _staged_by(messages: Sequence[WriterCommitMessage | None]) -> Iterator[str]:
 
 
 class BatchWriter(Sink, DataSourceArrowWriter):
-    """One `df.write`. It is made on the driver and pickled to tasks and back, so all of them share its name."""
+    """One `df.write`. Spark pickles it from the driver to the tasks, so all of them have the same writer name."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
         self._writer = options.writer or str(uuid.uuid4())
-        self._epoch = options.epoch if options.writer else ONCE
+        self._batch_id = options.batch_id if options.writer else ONCE
 
     @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._stage(self._writer, self._epoch, iterator)
+        return self._stage(self._writer, self._batch_id, iterator)
 
     @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -245,8 +242,8 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """The sink of one streaming query. What is another sink than before is refused here, before any task runs, and again at
-    each commit, where a broker that was replaced meanwhile shows."""
+    """The sink of one streaming query. Refuses another sink than that of the checkpoint here, before a task runs, and again at each
+    commit, because the broker may have been replaced meanwhile."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -255,12 +252,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
 
     @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        query = context.getLocalProperty(QUERY) if context is not None else None
-        batch = context.getLocalProperty(BATCH) if context is not None else None
-        if not query or batch is None:
-            raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
-        return self._stage(query, int(batch), iterator)
+        return self._stage(*sinks.batch_of_task(), iterator)
 
     @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:

@@ -4,31 +4,31 @@
     batch, causes = decode.decode(values)      # len(batch) == len(values); causes is None when every row decoded
 
 A row that does not decode has nulls in every column and its cause in `causes`; a null value (a tombstone) has nulls and
-no cause. Values are the bare message as the broker's registry judges it (JSON text, Avro's plain binary encoding, Protobuf's
-message bytes), or that behind Confluent's prefix (prefix.py).
+no cause. Values are bare, as the broker's schema registry checks them (JSON text, Avro's plain binary encoding, Protobuf's
+message bytes), or have Confluent's prefix in front (prefix.py).
 
-`older` are earlier versions' definitions, newest first. A row that the newest does not read is tried with them in turn
-and becomes the newest's columns by the kind's own rules: fields by name (Avro: or alias), numbers widened, what is not
-there null (Avro: its default). An older version that cannot become the newest's columns is not tried. Mind that a plain
-Avro value does not say who wrote it: bytes of an old version that happen to be sound in the newest are read as the newest.
+`older` are the definitions of earlier versions, newest first. A row that the newest version does not read is tried with them in turn.
+Its values go into the newest version's columns by the rules of the kind: fields by name (Avro: or alias), numbers widened, missing
+fields null (Avro: their default). An older version whose columns cannot become the newest's is not tried. A plain Avro value does not
+say which version wrote it: bytes of an old version that are valid in the newest are read as the newest.
 """
 
 import importlib
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.source.options import OptionError
 from quintet.spark.typed.columns import Align, Aligned, Columns, Evolution, Rows, align
-from quintet.spark.typed.prefix import Prefixed
+from quintet.spark.typed.prefix import Messages, Prefixed
 
 KINDS = ("json", "avro", "protobuf")
-# Kind -> a module and the package that has it, to read definitions with; the Python of Spark's workers may lack it. Not
-# google.protobuf itself: one of Spark's jars, which is on the path of its workers, has an empty folder of that name.
+# Kind -> a module and the package that has it, that reads definitions; the Python of Spark's workers may lack it. Not
+# google.protobuf itself: one of Spark's jars, which is on the workers' path, has an empty folder of that name.
 PACKAGES: Final = {"avro": ("fastavro", "fastavro"), "protobuf": ("google.protobuf.descriptor", "protobuf")}
 OLDER_MAX = 100  # earlier versions that a row is tried with
 
@@ -72,12 +72,12 @@ def decoder(
         return plain
     by_id = {id: _version(kind, newest, evolution, written) for id, written in ids}
     source = (partial(decoder, prefix=prefix, ids=tuple(ids)), (kind, definition, tuple(older)))
-    messages = cast(Any, newest) if kind == "protobuf" else None
+    messages = newest if isinstance(newest, Messages) else None
     return Prefixed(plain, prefix, by_id, kind, messages, source)
 
 
 def _version(kind: str, newest: Rows, evolution: Evolution, definition: str | bytes) -> Columns:
-    """A decoder of what one version wrote, with the newest's columns."""
+    """A decoder of values of one version that gives the newest version's columns."""
     rows, _ = _compile(kind, definition)
     plan = align(rows.schema, newest.schema, evolution)
     if plan is None:
@@ -86,7 +86,7 @@ def _version(kind: str, newest: Rows, evolution: Evolution, definition: str | by
 
 
 def _require(kind: str) -> None:
-    """Say in a sentence what is not installed in this Python, which is seldom the one of the user's own program."""
+    """OptionError if the package is not installed in this Python, which on a cluster is not the one of the user's program."""
     module, package = PACKAGES[kind]
     try:
         importlib.import_module(module)

@@ -1,33 +1,45 @@
 """Implements the nodes of an Avro schema: each reads all cursors of a batch at once, or one row with a reason for what is wrong.
 
-    read(cursors)    an Arrow array with one element per cursor (cursors.py); unsound cursors are marked, their element is anything
-    one(cursor)    a Python value of one row, or Refused; the node's `shape` makes arrays of such values
+    read(cursors)    an Arrow array with one element per cursor (cursors.py); cursors with invalid bytes are marked, their element is anything
+    one(cursor)      a Python value of one row, or Refused; the node's `shape` makes arrays of such values
 
-Both read the same language, and the tests hold them against each other. A node does not know its field's name: a record
-puts the names in front of a reason.
+Both accept the same bytes, and the tests compare them. A node does not know its field's name: a record puts the names in front of a
+reason.
 """
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from operator import itemgetter
-from typing import Any
 from uuid import UUID
 
 import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.typed.columns import INT64, Converted, List, Map, Member, Shape, Struct, places
-from quintet.spark.typed.cursors import Flags, Ints, RowCursors
+from quintet.spark.typed.columns import (
+    INT64,
+    Converted,
+    Flags,
+    Ints,
+    List,
+    Map,
+    Member,
+    Shape,
+    Struct,
+    Value,
+    pick_each,
+    places,
+)
+from quintet.spark.typed.cursors import RowCursors
 
 CURSORS_FEW = 32  # cursors: a step of fewer costs more than as many rows one by one
 INT32 = range(-(1 << 31), 1 << 31)
 
 
 class Refused(ValueError):
-    """Bytes that are not what the schema says; the notes are the names that lead there, innermost first."""
+    """Bytes that do not match the schema; the notes are the field names on the path to them, innermost first."""
 
 
 class Cursor:
@@ -84,11 +96,11 @@ class Node(ABC):
         """The values of all rows, side by side."""
 
     @abstractmethod
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         """The value of one row."""
 
-    def default(self, value: Any) -> Any:
-        """A default as the definition writes it, as `one` would give it."""
+    def default(self, value: Value) -> Value:
+        """A default of the definition (JSON), as `one` would return it."""
         return value
 
 
@@ -103,7 +115,7 @@ class Null(Node):
     def read(self, cursors: RowCursors) -> pa.Array:
         return pa.nulls(len(cursors), pa.string())
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         return None
 
 
@@ -118,7 +130,7 @@ class Boolean(Node):
         cursors.refuse(byte > 1)
         return pa.array(byte == 1)
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         byte = cursor.take(1, "a boolean")[0]
         if byte > 1:
             raise Refused(f"a boolean is 0 or 1, found {byte}")
@@ -151,10 +163,10 @@ class Integer(Node):
             return pa.array(value.astype(np.int32)).cast(self.shape.type)
         return pa.array(value).cast(self.shape.type)
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         return cursor.varint(self._what, self._within) * self._up // self._down
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: Value) -> Value:
         return int(value) * self._up // self._down
 
 
@@ -171,7 +183,7 @@ class Floating(Node):
     def read(self, cursors: RowCursors) -> pa.Array:
         return pa.array(cursors.fixed(self._dtype))
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         return self._unpack.unpack(cursor.take(self.least, self._what))[0]
 
 
@@ -184,7 +196,7 @@ class Text(Node):
     def read(self, cursors: RowCursors) -> pa.Array:
         return cursors.text(*cursors.block())
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         block = cursor.block("a string")
         try:
             return block.decode()
@@ -205,16 +217,16 @@ class Binary(Node):
             return cursors.block()
         before = cursors.pos
         cursors.take(self._size)
-        # A cursor that is too short stands at its end now: what is between is less than a fixed, and inside the row.
+        # A cursor with too few bytes is at its end now: the range is shorter than the type, and inside the row.
         return before, cursors.pos
 
     def read(self, cursors: RowCursors) -> pa.Array:
         return cursors.bytes(*self.edges(cursors))
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         return cursor.block("bytes") if self._size is None else cursor.take(self._size, "a fixed")
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: Value) -> Value:
         return str(value).encode("latin-1")
 
 
@@ -241,7 +253,7 @@ class Number(Binary):
                 values[number] = b""
         return self.shape.build(values)
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         data = super().one(cursor)
         if not self._fits(data):
             raise Refused(f"a decimal has more than {len(str(self._limit)) - 1} digits")
@@ -249,7 +261,7 @@ class Number(Binary):
 
 
 class FixedUuid(Binary):
-    """A uuid in 16 bytes, as the text everybody knows."""
+    """A uuid in 16 bytes, as the usual text."""
 
     def __init__(self) -> None:
         super().__init__(16, Converted(pa.string(), _uuid))
@@ -278,7 +290,7 @@ class Enum(Node):
         index[unknown] = 0
         return self._array.take(pa.array(index))
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         index = cursor.varint("a symbol of an enum")
         if not 0 <= index < len(self._symbols):
             raise Refused(f"symbol {index} of an enum with {len(self._symbols)} symbols")
@@ -286,12 +298,14 @@ class Enum(Node):
 
 
 class Record(Node):
-    """Fields one behind the other."""
+    """Fields, one after the other."""
 
     shape: Struct
 
-    def __init__(self, fields: Sequence[tuple[str, Node]], defaults: dict[str, Any]) -> None:
-        members = [Member(name, node.shape, _picker(number)) for number, (name, node) in enumerate(fields)]
+    def __init__(self, fields: Sequence[tuple[str, Node]], defaults: Mapping[str, Value]) -> None:
+        members = [
+            Member(name, node.shape, pick_each(itemgetter(number))) for number, (name, node) in enumerate(fields)
+        ]
         super().__init__(Struct(members))
         self.fields = fields
         self.least = sum(node.least for _, node in fields)
@@ -303,8 +317,8 @@ class Record(Node):
     def read(self, cursors: RowCursors) -> pa.Array:
         return pa.StructArray.from_arrays(self.columns(cursors), fields=list(self.shape.type))
 
-    def one(self, cursor: Cursor) -> Any:
-        values = []
+    def one(self, cursor: Cursor) -> tuple[Value, ...]:
+        values: list[Value] = []
         for name, node in self.fields:
             try:
                 values.append(node.one(cursor))
@@ -313,18 +327,13 @@ class Record(Node):
                 raise
         return tuple(values)
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: Value) -> Value:
         members = {**self._defaults, **value}
         return tuple(node.default(members[name]) for name, node in self.fields)
 
 
-def _picker(number: int) -> Any:
-    get = itemgetter(number)
-    return lambda values: list(map(get, values))
-
-
 class Items(Node):
-    """array, and map (`key` is there): blocks of items, ended by a block of none.
+    """array and map (`keyed`): blocks of items, ended by an empty block.
 
     | count | item ... |  or  | -count | bytes of the block | item ... |     ...     | 0 |
     """
@@ -365,7 +374,7 @@ class Items(Node):
 
     @staticmethod
     def _headers(cursors: RowCursors, left: Ints, reading: Flags) -> None:
-        """The next block of each cursor whose block is read; a cursor at the end of its list stops reading."""
+        """Read the header of the next block where a block is used up; a cursor at the end of its list stops reading."""
         ended = np.flatnonzero(reading & (left == 0))
         if not ended.size:
             return
@@ -396,19 +405,19 @@ class Items(Node):
         codes = names.dictionary_encode()
         owner = np.repeat(np.arange(len(length)), length)
         pairs, first = np.unique(owner * (len(codes.dictionary) + 1) + codes.indices.to_numpy(), return_index=True)
-        if len(pairs) < len(owner):  # a key is there twice: the reader of single rows keeps the last
+        if len(pairs) < len(owner):  # a key occurs twice: the reader of single rows keeps the last
             cursors.leave(np.delete(owner, first))
         return pa.MapArray.from_arrays(offsets, names, values, type=self.shape.type)
 
-    def one(self, cursor: Cursor) -> Any:
-        values: list[Any] = []
+    def one(self, cursor: Cursor) -> Value:
+        values: list[Value] = []
         names: list[str] = []
         try:
             while count := cursor.varint("the number of items of a block"):
                 if count < 0:
                     count = -count
                     if cursor.varint("the number of bytes of a block") < 0:
-                        raise Refused("a block says that it has less than no bytes")
+                        raise Refused("a block has a negative number of bytes")
                 if count > len(cursor.data) - cursor.pos:
                     raise Refused(f"a block of {count} items, {len(cursor.data) - cursor.pos} bytes are left")
                 for _ in range(count):
@@ -420,7 +429,7 @@ class Items(Node):
             raise
         return values if self._key is None else dict(zip(names, values, strict=True))
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: Value) -> Value:
         if self._key is None:
             return [self._item.default(item) for item in value]
         return {name: self._item.default(item) for name, item in value.items()}
@@ -447,10 +456,10 @@ class Optional(Node):
         cursors.back(which, part)
         return array.take(places(there))
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         return self._node.one(cursor) if _branch(cursor, self._branches) == self._there else None
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: Value) -> Value:
         return None if value is None else self._node.default(value)
 
 
@@ -462,7 +471,7 @@ def _branch(cursor: Cursor, branches: int) -> int:
 
 
 class Union(Node):
-    """Any other union: the value as JSON text, bytes in base64."""
+    """A union of several types: the value as JSON text, bytes in base64."""
 
     def __init__(self, branches: Sequence[Node]) -> None:
         super().__init__(Shape(pa.string()))
@@ -482,24 +491,24 @@ class Union(Node):
                     found[row] = text
         return pa.array(found, pa.string())
 
-    def one(self, cursor: Cursor) -> Any:
+    def one(self, cursor: Cursor) -> Value:
         node = self._branches[_branch(cursor, len(self._branches))]
         return self._text(node, node.one(cursor))
 
     @staticmethod
-    def _text(node: Node, value: Any) -> str | None:
+    def _text(node: Node, value: Value) -> str | None:
         sound = np.ones(1, np.bool_)
         text = _texts(node.shape.build([value]), sound)[0]
         if not sound[0]:
             raise Refused("an instant or a date outside the years 1 to 9999")
         return text
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: Value) -> Value:
         return self._text(self._branches[0], self._branches[0].default(value))
 
 
 def _texts(array: pa.Array, sound: Flags) -> list[str | None]:
-    """JSON text of each sound element, instants and dates as ISO 8601; one that has none is no longer sound."""
+    """The JSON text of each element that is `sound`, instants and dates as ISO 8601; an element without such a text is marked as not sound."""
     texts: list[str | None] = []
     for number, value in enumerate(array):
         text = None
@@ -513,8 +522,8 @@ def _texts(array: pa.Array, sound: Flags) -> list[str | None]:
     return texts
 
 
-def _plain(value: Any, type: pa.DataType) -> Any:
-    """A value of Arrow with maps as objects."""
+def _plain(value: Value, type: pa.DataType) -> Value:
+    """A value that Arrow decoded, with maps as dicts."""
     if value is None:
         return None
     if pa.types.is_map(type):

@@ -11,21 +11,21 @@
                               timestamp us UTC     |                                 bytes in base64
 
 A row is an error if it is not exactly one value: bytes that are left over are an error too. The cause names the field. A
-record that contains itself cannot become columns, nor a list whose items have no bytes (its length would be anything).
+record that contains itself cannot become columns, nor an array whose items take no bytes (a few bytes could announce any length).
 
-There is no package that decodes an array of Avro values to Arrow and that we would want to carry; fastavro reads rows one by
-one at 0.6 Mrow/cpu-s before a column is made of them. It parses the definition here, and is what the tests compare with.
+No package that we want to depend on decodes an array of Avro values to Arrow. fastavro reads rows one by one, 0.6 million a second of CPU before
+columns are made of them: it parses the definition here, and the tests compare with it.
 """
 
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import fastavro
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from fastavro.schema import SchemaParseException, UnknownType
+from fastavro.types import DictSchema, NamedSchemas, Schema
 
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed.avro_nodes import (
@@ -46,7 +46,17 @@ from quintet.spark.typed.avro_nodes import (
     Text,
     Union,
 )
-from quintet.spark.typed.columns import COLUMNS_MAX, DEPTH_MAX, ITEM, TIMESTAMP, Evolution, Path, Reasons, in_order
+from quintet.spark.typed.columns import (
+    COLUMNS_MAX,
+    DEPTH_MAX,
+    ITEM,
+    TIMESTAMP,
+    Evolution,
+    Path,
+    Reasons,
+    Value,
+    in_order,
+)
 from quintet.spark.typed.cursors import RowCursors
 
 STEPS_MAX = 400  # per batch: steps through list items in few cursors, about 0.1 ms each; then such rows go one by one
@@ -60,7 +70,7 @@ class AvroEvolution(Evolution):
 
     def __init__(self) -> None:
         self.aliases: dict[Path, tuple[str, ...]] = {}
-        self.defaults: dict[Path, tuple[Node, Any]] = {}
+        self.defaults: dict[Path, tuple[Node, Value]] = {}
 
     def names(self, path: Path) -> tuple[str, ...]:
         return (path[-1], *self.aliases.get(path, ()))
@@ -76,9 +86,9 @@ class AvroRows:
     """A compiled Avro schema."""
 
     def __init__(self, definition: str) -> None:
-        self._named: dict[str, Any] = {}
+        self._named: NamedSchemas = {}
         try:
-            parsed: Any = fastavro.parse_schema(json.loads(definition), self._named)
+            parsed = fastavro.parse_schema(json.loads(definition), self._named)
         except UnknownType as error:
             raise SchemaInvalid(f"the Avro schema is refused: there is no type named {error.name!r}") from error
         except (SchemaParseException, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -129,11 +139,11 @@ class AvroRows:
         found = self._one(values[number].as_py())
         return found if isinstance(found, str) else "the value: it does not fit the schema"
 
-    def _one(self, data: bytes) -> tuple[Any, ...] | str:
+    def _one(self, data: bytes) -> tuple[Value, ...] | str:
         """The fields of one row, or what is wrong with it."""
         cursor = Cursor(data)
         try:
-            row: tuple[Any, ...] = self._root.one(cursor)
+            row = self._root.one(cursor)
         except Refused as refused:
             path = "".join(reversed(getattr(refused, "__notes__", []))).lstrip(".")
             return f"{path or 'the value'}: {refused}, at byte {cursor.pos}"
@@ -142,7 +152,7 @@ class AvroRows:
 
     # -- the definition --------------------------------------------------------------------------------------------
 
-    def _node(self, schema: Any, path: Path, within: tuple[str, ...]) -> Node:
+    def _node(self, schema: Schema, path: Path, within: tuple[str, ...]) -> Node:
         self._count += 1
         if self._count > COLUMNS_MAX or len(path) > DEPTH_MAX:
             raise SchemaInvalid(f"{_CANNOT}: more than {COLUMNS_MAX} of them, or nested deeper than {DEPTH_MAX} levels")
@@ -173,7 +183,7 @@ class AvroRows:
             return self._node(kind, path, within)
         return _primitive(kind, logical)
 
-    def _record(self, schema: dict[str, Any], path: Path, within: tuple[str, ...]) -> Node:
+    def _record(self, schema: DictSchema, path: Path, within: tuple[str, ...]) -> Node:
         name = schema["name"]
         if name in within:
             raise SchemaInvalid(f"{_CANNOT}: {name} contains itself, at {_say(path)}")
@@ -192,7 +202,7 @@ class AvroRows:
                 self.evolution.defaults[here] = (node, field["default"])
         return Record(fields, defaults)
 
-    def _union(self, branches: list[Any], path: Path, within: tuple[str, ...]) -> Node:
+    def _union(self, branches: list[Schema], path: Path, within: tuple[str, ...]) -> Node:
         types = [number for number, branch in enumerate(branches) if branch not in ("null", {"type": "null"})]
         if len(types) == 1:
             return Optional(self._node(branches[types[0]], path, within), types[0], len(branches))

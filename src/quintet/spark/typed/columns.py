@@ -1,16 +1,18 @@
-"""Shares code between decoders: shapes that turn lists of Python values into Arrow columns, and the frame of a decoder.
+"""Turns lists of decoded Python values into Arrow columns, for the decoders of JSON, Avro and Protobuf.
 
 A `Shape` is one column type that Spark takes (bool, int32, int64, float32, float64, string, binary, timestamp in
-microseconds UTC, date32, decimal128, list, struct, map; all nullable) with the way from plain values to an array of it.
-`Rows` is a decoder of values that are not null; `Columns` puts null rows, bad rows and rows of older versions around it.
+microseconds UTC, date32, decimal128, list, struct, map; all nullable) with the way from decoded values to an array of it.
+`Rows` is a decoder of values that are not null; `Columns` adds what all decoders do alike: null rows, rows that do not decode and rows
+of older versions.
 Nothing here knows JSON, Avro or Protobuf, and nothing here needs a Spark session.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 DEPTH_MAX = 32  # nested objects, arrays and records of one value, and of a definition's columns
@@ -21,35 +23,42 @@ INT64 = range(-(1 << 63), 1 << 63)
 TIMESTAMP = pa.timestamp("us", "UTC")
 
 Reasons = dict[int, str | Callable[[], str]]  # row -> why it does not decode, or how to find that out
+# A value as a library decoded it: a number, str, tuple, msgspec Struct or Protobuf message; None is null.
+Value: TypeAlias = Any
+Values = Sequence[Value]
+Pick = Callable[[Values], Values]  # a list of structs -> a list of one field of them
+Recipe = tuple[Callable[..., object], tuple[object, ...]]  # of pickle: a function and its arguments
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Shape:
-    """A column of one type that plain values become as they are."""
+    """A column of one type; Arrow takes the decoded values as they are."""
 
     def __init__(self, type: pa.DataType) -> None:
         self.type = type
 
-    def build(self, values: Sequence[Any]) -> pa.Array:
+    def build(self, values: Values) -> pa.Array:
         """One array element per value; None is null."""
         return pa.array(values, self.type)
 
 
 class Converted(Shape):
-    """A column whose values are made by a function from what the library gives; None stays null."""
+    """A column whose values a function makes from the decoded ones; None stays null."""
 
-    def __init__(self, type: pa.DataType, convert: Callable[[Any], Any]) -> None:
+    def __init__(self, type: pa.DataType, convert: Callable[[Value], object]) -> None:
         super().__init__(type)
         self._convert = convert
 
-    def build(self, values: Sequence[Any]) -> pa.Array:
+    def build(self, values: Values) -> pa.Array:
         convert = self._convert
         return pa.array([None if value is None else convert(value) for value in values], self.type)
 
 
 class Member:
-    """One field of a struct: its name, its shape, and how a list of it is had from a list of the struct's values."""
+    """One field of a struct: its name, its shape, and the function that picks its values out of a list of structs."""
 
-    def __init__(self, name: str, shape: Shape, pick: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    def __init__(self, name: str, shape: Shape, pick: Pick) -> None:
         self.name = name
         self.shape = shape
         self.pick = pick
@@ -59,18 +68,23 @@ class Member:
         return pa.field(self.name, self.shape.type)
 
 
+def pick_each(get: Callable[[Value], Value]) -> Pick:
+    """Picks a field by calling `get` with each struct."""
+    return lambda values: list(map(get, values))
+
+
 class Struct(Shape):
-    """A struct, child by child: never a dict per row."""
+    """A struct, built child by child, without a dict per row."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         super().__init__(pa.struct([member.field for member in members]))
         self.members = members
 
-    def children(self, values: Sequence[Any]) -> list[pa.Array]:
-        """One array per member, of values that are all there."""
+    def children(self, values: Values) -> list[pa.Array]:
+        """One array per member; no value is None."""
         return [member.shape.build(member.pick(values)) for member in self.members]
 
-    def build(self, values: Sequence[Any]) -> pa.Array:
+    def build(self, values: Values) -> pa.Array:
         present = [value for value in values if value is not None]
         array = pa.StructArray.from_arrays(self.children(present), fields=[member.field for member in self.members])
         return array if len(present) == len(values) else array.take(_gaps(values))
@@ -83,7 +97,7 @@ class List(Shape):
         super().__init__(pa.list_(item.type))
         self.item = item
 
-    def build(self, values: Sequence[Any]) -> pa.Array:
+    def build(self, values: Values) -> pa.Array:
         present = [value for value in values if value is not None]
         offsets = pa.array(accumulate(map(len, present), initial=0), pa.int32())
         items = self.item.build(list(chain.from_iterable(present)))
@@ -99,8 +113,8 @@ class Map(Shape):
         self.key = key
         self.value = value
 
-    def build(self, values: Sequence[Any]) -> pa.Array:
-        present: list[Mapping[Any, Any]] = [value for value in values if value is not None]
+    def build(self, values: Values) -> pa.Array:
+        present: list[Mapping[Value, Value]] = [value for value in values if value is not None]
         offsets = pa.array(accumulate(map(len, present), initial=0), pa.int32())
         keys = self.key.build(list(chain.from_iterable(present)))
         items = self.value.build([value for mapping in present for value in mapping.values()])
@@ -108,26 +122,26 @@ class Map(Shape):
         return array if len(present) == len(values) else array.take(_gaps(values))
 
 
-def _gaps(values: Sequence[Any]) -> pa.Array:
+def _gaps(values: Values) -> pa.Array:
     """Where each value stands among those that are not None; null where it is None."""
     there = np.fromiter((value is not None for value in values), np.bool_, len(values))
     return places(there)
 
 
-def places(there: "np.ndarray[Any, np.dtype[np.bool_]]") -> pa.Array:
+def places(there: Flags) -> pa.Array:
     """Indices for `take` that put the n-th element where the n-th true is, and null elsewhere."""
     return pa.array(np.cumsum(there) - 1, pa.int64(), mask=~there)
 
 
-MISFITS = (ValueError, OverflowError, pa.ArrowException)  # what `build` raises for a value its column has no place for
+MISFITS = (ValueError, OverflowError, pa.ArrowException)  # what `build` raises for a value that does not fit its column
 
 
-def misfit(shape: Shape, value: Any) -> tuple[str, Exception] | None:
-    """Where in a value the innermost part is that its column does not take (".a[3].b"), and why; None: it takes all of it."""
+def misfit(shape: Shape, value: Value) -> tuple[str, Exception] | None:
+    """The path of the innermost part that does not fit its column (".a[3].b"), and the error; None if all of it fits."""
     try:
         shape.build([value])
     except MISFITS as error:
-        parts: list[tuple[str, Shape, Any]] = []
+        parts: list[tuple[str, Shape, Value]] = []
         if isinstance(shape, Struct):
             parts = [(f".{member.name}", member.shape, member.pick([value])[0]) for member in shape.members]
         elif isinstance(shape, List):
@@ -143,10 +157,10 @@ def misfit(shape: Shape, value: Any) -> tuple[str, Exception] | None:
 
 
 class Rows(Protocol):
-    """A decoder of values that are there: `values` has no nulls.
+    """A decoder of at least one value and no nulls.
 
-    There is at least one. `decode` gives one array per field of `schema`, each with a row for every value that decoded, in their order; and the
-    reasons of those that did not.
+    `decode` returns one array per field of `schema`, each with an element for every value that decoded, in their order, and the reasons
+    of those that did not.
     """
 
     schema: pa.Schema
@@ -173,14 +187,14 @@ class Aligned:
 class Columns:
     """A decoder: the newest definition, and older ones for the rows that the newest does not read."""
 
-    def __init__(self, newest: Rows, older: Sequence[tuple[Rows, Align]], source: tuple[Any, ...]) -> None:
+    def __init__(self, newest: Rows, older: Sequence[tuple[Rows, Align]], source: Recipe) -> None:
         self.schema = newest.schema
         self._newest = newest
         self._older = older
         self._source = source
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travels to Spark's workers as its definition, and is compiled there."""
+    def __reduce__(self) -> Recipe:
+        """Pickled as its definition, which Spark's workers compile again."""
         return self._source
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, pa.StringArray | None]:
@@ -189,14 +203,15 @@ class Columns:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema), causes(reasons, len(values))
 
     def attempt(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
-        """The same before a cause is put into words, which costs more than a row: an element of each column for every value,
-        null where it did not decode, and the reasons of those."""
+        """The columns with an element for every value, null where it did not decode, and the reasons of those.
+
+        A reason is not put into words here: that costs more than decoding a row, and a caller may not need it."""
         count = len(values)
         there = np.ones(count, np.bool_)
         if values.null_count:
             there = values.is_valid().to_numpy(zero_copy_only=False)
             values = values.drop_null()
-        columns, reasons = self._newest.decode(values) if len(values) else (_nothing(self.schema), {})
+        columns, reasons = self._newest.decode(values) if len(values) else (_no_rows(self.schema), {})
         if reasons and self._older:
             columns = self._try_older(values, columns, reasons)
         if not reasons and len(values) == count:
@@ -235,11 +250,11 @@ def causes(reasons: Reasons, count: int) -> pa.StringArray | None:
     return pa.array(found, pa.string())
 
 
-def _nothing(schema: pa.Schema) -> list[pa.Array]:
+def _no_rows(schema: pa.Schema) -> list[pa.Array]:
     return [pa.array([], field.type) for field in schema]
 
 
-def in_order(parts: list[list[pa.Array]], numbers: "list[np.ndarray[Any, np.dtype[np.int64]]]") -> list[pa.Array]:
+def in_order(parts: list[list[pa.Array]], numbers: list[Ints]) -> list[pa.Array]:
     """Columns that were decoded in parts, as one, by the number of the row each element belongs to."""
     if len(parts) == 1:
         return parts[0]
@@ -248,7 +263,7 @@ def in_order(parts: list[list[pa.Array]], numbers: "list[np.ndarray[Any, np.dtyp
 
 
 def clip(text: str) -> str:
-    """A reason on one line, cut at its limit: it may quote what an enemy wrote."""
+    """A reason on one line, cut at its limit: it may quote bytes of a hostile message."""
     line = "".join(c if c.isprintable() else "?" for c in text[: REASON_CHARS_MAX + 1])
     return line if len(line) <= REASON_CHARS_MAX else line[: REASON_CHARS_MAX - 3] + "..."
 
@@ -269,19 +284,19 @@ ITEM = "[]"
 
 
 class Evolution:
-    """What a kind of schema says about fields that an older version has not, or has under another name."""
+    """The rules of a kind of schema for fields that an older version lacks, or has under another name."""
 
     def names(self, path: Path) -> tuple[str, ...]:
         """The names an older version may have for this field."""
         return path[-1:]
 
     def absent(self, path: Path, type: pa.DataType) -> pa.Scalar | None:
-        """What a row has that was written without this field; None if it cannot be read without."""
+        """The value of this field in rows written without it; None if such rows cannot be read."""
         return pa.scalar(None, type)
 
 
 def align(old: Iterable[pa.Field], new: Iterable[pa.Field], evolution: Evolution, path: Path = ()) -> Align | None:
-    """How columns of an older version become the newest's, by name; None if there is no way."""
+    """A function that makes the newest version's columns of an older one's, by name; None if that is impossible."""
     before = {field.name: (number, field.type) for number, field in enumerate(old)}
     steps: list[tuple[int, Step] | pa.Scalar] = []
     for field in new:
@@ -306,7 +321,7 @@ def align(old: Iterable[pa.Field], new: Iterable[pa.Field], evolution: Evolution
 
 
 def _step(old: pa.DataType, new: pa.DataType, evolution: Evolution, path: Path) -> Step | None:
-    """How one column becomes another: as it is, widened, or part by part."""
+    """A function that makes one column of another: unchanged, widened, or part by part; None if that is impossible."""
     types = pa.types
     if old == new:
         return lambda array: array

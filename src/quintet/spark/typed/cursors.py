@@ -1,24 +1,21 @@
 """Reads many Avro values side by side: every step is one numpy operation over all rows, so no row costs Python time.
 
-A cursor is one value: where its next byte is, where it ends, and whether it was sound so far. Rows lie behind each other in
-one buffer:
+A cursor is the state of one value: where its next byte is, where it ends, and whether it was valid so far. The values of all rows are
+in one buffer:
 
     data    | row 0 .......... | row 1 .... | row 2 ............... | 16 zeros, so that a number at the end can be read |
     pos       ^ >                ^ >          ^ >                     one per row, always between the row's begin and end
 
-A cursor that breaks a rule is marked (`ok` false) and reads on harmlessly; the cause is found by the reader of single rows
-(avro_rows.py), if somebody wants to know it. What cursors cannot read well (`again`: long lists, a key that is there twice)
-that reader decodes.
+A cursor that finds invalid bytes is marked (`ok` false) and reads on within its row. If the cause is asked for, the reader of single
+rows (avro_rows.py) finds it. That reader also decodes what cursors are slow at or cannot do (`again`): long lists, and maps that hold
+a key twice.
 """
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from quintet.spark.typed.columns import Flags, Ints
 
 PADDING_BYTES = 16  # behind the last row: the longest number has 10
 VARINT_BYTES_MAX = 10
@@ -62,7 +59,7 @@ class RowCursors:
         return RowCursors(self.shared, self.pos[which], self.end[which], self.ok[which], self.again[which])
 
     def back(self, which: Ints, part: "RowCursors") -> None:
-        """What `part` read is read."""
+        """Take over what `part` has read."""
         self.pos[which] = part.pos
         self.ok[which] = part.ok
         self.again[which] = part.again
@@ -71,12 +68,12 @@ class RowCursors:
         self.ok &= ~bad
 
     def leave(self, which: Ints) -> None:
-        """These are for the reader of single rows."""
+        """Leave these rows to the reader of single rows."""
         self.ok[which] = False
         self.again[which] = True
 
     def take(self, size: int) -> Ints:
-        """Where `size` bytes begin; those of a cursor without so many are the padding's or the next row's."""
+        """Where the next `size` bytes begin. A cursor with fewer bytes left is marked, and reads padding or the next row."""
         start = self.pos
         stop = start + size
         inside = stop <= self.end
@@ -84,8 +81,8 @@ class RowCursors:
         self.pos = np.where(inside, stop, self.end)
         return start
 
-    def fixed(self, dtype: str) -> npt.NDArray[Any]:
-        """A little-endian number of a fixed size from each cursor."""
+    def fixed(self, dtype: str) -> npt.NDArray[np.floating]:
+        """A little-endian float or double from each cursor."""
         size = np.dtype(dtype).itemsize
         data = self.shared.data
         anywhere = np.ndarray((len(data) - size + 1,), dtype, data, strides=(1,))
@@ -116,7 +113,7 @@ class RowCursors:
         return ((value >> np.uint64(1)) ^ (~(value & np.uint64(1)) + np.uint64(1))).view(np.int64)
 
     def block(self) -> tuple[Ints, Ints]:
-        """From and to of the bytes that a length announces."""
+        """Where the bytes begin and end that follow a length."""
         length = self.varint()
         inside = (length >= 0) & (length <= self.end - self.pos)
         self.ok &= inside
@@ -125,7 +122,7 @@ class RowCursors:
         return start, self.pos
 
     def bytes(self, start: Ints, stop: Ints) -> pa.BinaryArray:
-        """The bytes between, one element per cursor: an array of those and of what is between them, every second taken."""
+        """The bytes from start to stop, one element per cursor. The array first also has the gaps between; every second element is taken."""
         if not len(start):
             return pa.array([], pa.binary())
         edges = np.empty(2 * len(start), np.int32)

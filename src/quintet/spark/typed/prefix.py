@@ -5,24 +5,24 @@
                                                   count, then as many numbers, each a zigzag varint; 0 is [0]
 
 The ids are those of the registry that the producer asked, which is not the broker's; `ids` says which of our definitions they
-mean. A row whose id is in it is read by that definition alone. Any other is read as a bare value is: by the newest, then by
+mean. A row whose id is in it is read by that definition alone. All others are read like a bare value: by the newest, then by
 older ones.
 
-Whether a row has a prefix (`auto`): no JSON text and no Protobuf message begins with a zero byte, so there it decides. Avro
-values may. There a row whose id is known has one; of any other, the reading that succeeds counts, and a row that can be read
-both ways is refused with that cause, because a guess would be a wrong value that nobody notices. To take bare values for
-prefixed ones less often, `auto` believes ids from 1 to ID_LIKELY_MAX only. `confluent` insists on the prefix, `none` never
+How `auto` decides whether a row has a prefix: no JSON text and no Protobuf message begins with a zero byte, so there that byte decides.
+An Avro value may begin with one. If the id is in `ids`, the row has a prefix; if not, it is read both ways and the one that succeeds
+counts. A row that can be read both ways is refused with that cause: a guess could give wrong values in silence. So that few bare values
+look like prefixed ones, `auto` takes only numbers from 1 to ID_LIKELY_MAX for ids. `confluent` requires the prefix, `none` never
 looks for one.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.typed.columns import Columns, Reasons, causes
+from quintet.spark.typed.columns import Columns, Ints, Reasons, Recipe, causes
 
 MAGIC: Final = 0
 PREFIX_BYTES: Final = 5
@@ -32,9 +32,8 @@ WITHOUT: Final = (
     "the value has no prefix: it must begin with a zero byte and the 4 bytes of a schema id (valuePrefix=confluent)"
 )
 
-Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-
+@runtime_checkable
 class Messages(Protocol):
     """What a Protobuf schema says about message indexes."""
 
@@ -60,7 +59,7 @@ class Prefixed:
         by_id: dict[int, Columns],
         kind: str,
         messages: Messages | None,
-        source: tuple[Any, ...],
+        source: Recipe,
     ) -> None:
         self.schema = inner.schema
         self._inner = inner
@@ -70,11 +69,11 @@ class Prefixed:
         self._messages = messages
         self._source = source
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> Recipe:
         return self._source
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, pa.StringArray | None]:
-        """As any decoder."""
+        """As Columns.decode."""
         ids = schema_ids(values)
         marked = ids >= 0
         if self._either:
@@ -100,8 +99,8 @@ class Prefixed:
     def _nulls(self, count: int) -> list[pa.Array]:
         return [pa.nulls(count, field.type) for field in self.schema]
 
-    def _behind(self, values: pa.BinaryArray, ids: Numbers) -> Reading:
-        """Values that all have a prefix, without it."""
+    def _behind(self, values: pa.BinaryArray, ids: Ints) -> Reading:
+        """Decode values that all have a prefix."""
         bodies, refused = self._bodies(values)
         left = np.ones(len(values), np.bool_)
         left[list(refused)] = False
@@ -119,7 +118,7 @@ class Prefixed:
         return _joined(parts, [*numbers, here])
 
     def _bodies(self, values: pa.BinaryArray) -> tuple[pa.BinaryArray, Reasons]:
-        """What is behind the prefixes; a reason for each Protobuf value that is of another message."""
+        """The values without their prefixes, and a reason for each Protobuf value of another message type."""
         refused: Reasons = {}
         if self._messages is None:
             return _cut(values), refused
@@ -140,8 +139,8 @@ class Prefixed:
             f"of {list(self._messages.indexes)} ({self._messages.named(self._messages.indexes)})"
         )
 
-    def _judged(self, bare: Reading, behind: Reading, chosen: Numbers, ids: Numbers) -> Reading:
-        """Of rows that were read both ways, the one that counts."""
+    def _judged(self, bare: Reading, behind: Reading, chosen: Ints, ids: Ints) -> Reading:
+        """Choose, for each row that was read both ways, the reading that counts."""
         with_it = np.ones(len(chosen), np.bool_)
         with_it[list(behind.reasons)] = False
         without = np.isin(chosen, list(bare.reasons), invert=True)
@@ -176,7 +175,7 @@ def _both(bare: str | Callable[[], str], behind: str | Callable[[], str], id: in
     return f"{words[0]} (and behind a prefix with the schema id {id}: {words[1]})"
 
 
-def schema_ids(values: pa.BinaryArray) -> Numbers:
+def schema_ids(values: pa.BinaryArray) -> Ints:
     """The id in the prefix of each value; -1 where there is none."""
     ids = np.full(len(values), -1, np.int64)
     _, offsets, data = values.buffers()
@@ -209,7 +208,7 @@ def _cut(values: pa.BinaryArray) -> pa.BinaryArray:
 
 
 def message_indexes(value: bytes) -> tuple[tuple[int, ...] | None, int]:
-    """The message indexes behind a schema id, and where the message begins; None if there are none that make sense."""
+    """The message indexes behind a schema id, and where the message begins; None if they are malformed."""
     count, at = _zigzag(value, PREFIX_BYTES)
     if count == 0:
         return (0,), at
@@ -240,8 +239,8 @@ def _reading(decoder: Columns, values: pa.BinaryArray) -> Reading:
     return Reading(*decoder.attempt(values))
 
 
-def _joined(parts: Sequence[Reading], numbers: Sequence[Numbers]) -> Reading:
-    """Parts as one, by the numbers of their rows, which are all there are."""
+def _joined(parts: Sequence[Reading], numbers: Sequence[Ints]) -> Reading:
+    """The parts as one, in the order of their row numbers. Together these are all rows."""
     total = sum(map(len, numbers))
     for part, own in zip(parts, numbers, strict=True):
         if len(own) == total:

@@ -12,8 +12,8 @@
 
 A field with presence (proto3 `optional`, proto2, oneof, messages) that is not there is null; any other has its default.
 A row is an error if its bytes do not parse, a required field is missing, a known field has another wire type than declared
-(a parser puts it aside as unknown), or no field of it is known although it has some. Fields of unknown numbers are a newer
-writer's, and left out. A message that contains itself cannot become columns.
+(a parser keeps such a field as unknown), or it has fields and none of them is known. Fields with unknown numbers come from a newer
+version and are left out. A message that contains itself cannot become columns.
 
 The rows are framed as `repeated` field 1 of a message made for that, so that one call parses them all:
 
@@ -22,8 +22,8 @@ The rows are framed as `repeated` field 1 of a message made for that, so that on
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from google.protobuf import descriptor_pb2, json_format, message_factory
@@ -43,11 +43,16 @@ from quintet.spark.typed.columns import (
     List,
     Map,
     Member,
+    Pick,
     Reasons,
     Shape,
     Struct,
     misfit,
+    pick_each,
 )
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
 
 PARSED_TOGETHER_BYTES_MAX = 64 * 1024 * 1024  # of one framed batch; a larger one is parsed row by row
 
@@ -78,7 +83,7 @@ _SCALARS = {
 
 
 class NotAColumn(ValueError):
-    """A value that parses, and that its column has no place for."""
+    """A value that parses and does not fit its column."""
 
 
 class ProtobufRows:
@@ -98,11 +103,11 @@ class ProtobufRows:
         self.indexes = _indexes(self._descriptor)
 
     def named(self, indexes: Sequence[int]) -> str:
-        """The message that these indexes mean in the definition's file."""
+        """The full name of the message with these indexes in the definition's file."""
         inside: Sequence[Descriptor] = list(self._descriptor.file.message_types_by_name.values())
         for index in indexes[:-1]:
             inside = inside[index].nested_types if index < len(inside) else ()
-        return inside[indexes[-1]].full_name if indexes[-1] < len(inside) else "which it does not have"
+        return inside[indexes[-1]].full_name if indexes[-1] < len(inside) else "which is not in the schema"
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
         texts = values.to_pylist()
@@ -113,15 +118,15 @@ class ProtobufRows:
         try:
             return self._shape.children(rows), reasons
         except MISFITS:
-            # Something parses and has no place in its column: a proto2 string that is not UTF-8, an instant out of range.
+            # A value parses and does not fit its column: a proto2 string that is not UTF-8, an instant out of range.
             rows = self._probed(rows, [number for number in range(len(texts)) if number not in reasons], reasons)
             return self._shape.children(rows), reasons
 
-    def _together(self, texts: Sequence[bytes]) -> list[Any] | None:
-        """All rows parsed at once; None if one of them needs a closer look."""
+    def _together(self, texts: Sequence[bytes]) -> list[Message] | None:
+        """All rows parsed at once; None if one of them has to be looked at by itself."""
         if sum(map(len, texts)) > PARSED_TOGETHER_BYTES_MAX:
             return None
-        batch: Any = self._batch()
+        batch = self._batch()
         try:
             batch.MergeFromString(b"".join(_framed(texts)))
         except DecodeError:
@@ -130,11 +135,11 @@ class ProtobufRows:
             return None
         size = batch.ByteSize()
         batch.DiscardUnknownFields()
-        return list(batch.rows) if batch.ByteSize() == size else None
+        return list(_rows(batch)) if batch.ByteSize() == size else None
 
-    def _one_by_one(self, texts: Sequence[bytes], reasons: Reasons) -> list[Any]:
+    def _one_by_one(self, texts: Sequence[bytes], reasons: Reasons) -> list[Message]:
         numbers = []
-        rows: list[Any] = []
+        rows: list[Message] = []
         for number, text in enumerate(texts):
             row = self._class()
             try:
@@ -150,10 +155,10 @@ class ProtobufRows:
                 return together
         return _sound(rows, numbers, reasons, self._judge)
 
-    def _judge(self, row: Any) -> str | None:
+    def _judge(self, row: Message) -> str | None:
         """What is wrong with a row that parses."""
         if not row.IsInitialized():
-            missing = row.FindInitializationErrors()
+            missing = _missing_fields(row)
             return f"{missing[0] if missing else 'the value'}: the required field is missing"
         reason = self._known.mismatch(row, "", 0)
         if reason is None and len(UnknownFieldSet(row)):
@@ -162,7 +167,7 @@ class ProtobufRows:
                 reason = f"the value: no field of {self._descriptor.full_name} is there, only unknown ones"
         return reason
 
-    def _probed(self, rows: Sequence[Any], numbers: Sequence[int], reasons: Reasons) -> list[Any]:
+    def _probed(self, rows: Sequence[Message], numbers: Sequence[int], reasons: Reasons) -> list[Message]:
         """The rows that all columns take; `numbers` are their places in the batch."""
         return _sound(rows, numbers, reasons, self._probe)
 
@@ -246,6 +251,8 @@ def _batch_class(descriptor: Descriptor) -> type[Message]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Batch"))
 
 
+_missing_fields = methodcaller("FindInitializationErrors")  # types-protobuf does not know it
+_rows = attrgetter("rows")  # of a message that _batch_class made
 _SHORT = [bytes((0x0A, length)) for length in range(0x80)]
 
 
@@ -264,10 +271,10 @@ def _framed(texts: Sequence[bytes]) -> Iterator[bytes]:
         yield text
 
 
-def _picker(field: FieldDescriptor) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _picker(field: FieldDescriptor) -> Pick:
     get = attrgetter(field.name)
     if field.is_repeated or not field.has_presence or field.is_required:
-        return lambda values: list(map(get, values))
+        return pick_each(get)
     name = field.name
     return lambda values: [get(value) if value.HasField(name) else None for value in values]
 
@@ -277,7 +284,7 @@ def _enum_names(enum: EnumDescriptor) -> Callable[[int], str]:
     return lambda number: names.get(number) or str(number)
 
 
-def _micros(instant: Any) -> int:
+def _micros(instant: "Timestamp") -> int:
     micros: int = instant.seconds * 1_000_000 + instant.nanos // 1000
     if micros not in INT64:
         raise NotAColumn(f"the instant {instant.seconds} s is out of range")
@@ -292,7 +299,7 @@ def _json_text(message: Message) -> str:
 
 
 class _Known:
-    """The numbers of a message type's fields, and the message types inside it: to find fields of another wire type."""
+    """The fields of a message type and of the message types inside it, by number: to find fields with another wire type."""
 
     def __init__(self, descriptor: Descriptor, made: dict[str, "_Known"]) -> None:
         made[descriptor.full_name] = self
@@ -307,7 +314,7 @@ class _Known:
                 inner = made.get(message.full_name) or _Known(message, made)
                 self._inside.append((field, is_map, inner))
 
-    def mismatch(self, message: Any, path: str, depth: int) -> str | None:
+    def mismatch(self, message: Message, path: str, depth: int) -> str | None:
         """The first known field that came with another wire type, here or in the messages inside."""
         unknowns = UnknownFieldSet(message)
         for number in range(len(unknowns)):
@@ -326,13 +333,13 @@ class _Known:
 
 
 def _aside(field: FieldDescriptor, wire_type: int) -> bool:
-    """A newer writer's: a number that a proto2 enum does not have (a varint), a map's entry with a field more (bytes)."""
+    """Whether a newer version may have written this: a number that a proto2 enum lacks (a varint), a map entry with one more field (bytes)."""
     if field.message_type is not None:
         return wire_type == 2 and field.message_type.GetOptions().map_entry
     return wire_type == 0 and field.enum_type is not None
 
 
-def _messages(message: Any, field: FieldDescriptor, is_map: bool) -> Iterator[tuple[str, Any]]:
+def _messages(message: Message, field: FieldDescriptor, is_map: bool) -> Iterator[tuple[str, Message]]:
     """The messages in a field, each with what is put behind the field's name to say which."""
     if is_map:
         yield from ((f"[{key}]", item) for key, item in getattr(message, field.name).items())
@@ -343,9 +350,9 @@ def _messages(message: Any, field: FieldDescriptor, is_map: bool) -> Iterator[tu
 
 
 def _sound(
-    rows: Sequence[Any], numbers: Sequence[int], reasons: Reasons, judge: Callable[[Any], str | None]
-) -> list[Any]:
-    """The rows that `judge` has nothing against; what it has is put down under their places in the batch."""
+    rows: Sequence[Message], numbers: Sequence[int], reasons: Reasons, judge: Callable[[Message], str | None]
+) -> list[Message]:
+    """The rows that `judge` accepts; the reasons of the others go to `reasons`, by row number."""
     sound = []
     for number, row in zip(numbers, rows, strict=True):
         reason = judge(row)

@@ -1,9 +1,9 @@
-"""Decides which process may commit to a Parquet table in an object store: a Delta log without files, TABLE/_quintet/claims.
+"""Decides which process may commit to a Parquet table in an object store, by a Delta log without files: TABLE/_quintet/claims.
 
-pyarrow's file systems cannot write a name only if nobody else has (If-None-Match of S3, and what GCS and ABFS have instead).
-deltalake writes every entry of a log so, and refuses a second transaction of one application that began before the first.
-A claim is such a transaction: the writer, and in one number the epoch and the nonce that the claimed manifest is named by.
-The log says of each writer the last claim only, and forgets its own old entries.
+pyarrow's file systems have no conditional write (If-None-Match of S3, and its counterparts of GCS and ABFS). deltalake writes every log
+entry so, and refuses a second transaction of an application that began before the first. A claim is such a transaction: its
+application is the writer, and its version has the batch id and the nonce of the claimed manifest in one number. The log has only the
+last claim of each writer, and removes its old entries.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from quintet.spark.lake.storage.options import plain
 
 LOG: Final = f"{OWN}/claims"
 NONCE_BITS: Final = 20
-EPOCHS_MAX: Final = 1 << (63 - NONCE_BITS)
-COLUMNS: Final = pa.schema([("nothing", pa.int32())])  # a Delta table has a column
+BATCH_IDS_MAX: Final = 1 << (63 - NONCE_BITS)
+COLUMNS: Final = pa.schema([("nothing", pa.int32())])  # a Delta table needs a column
 KEPT: Final = {"delta.logRetentionDuration": "interval 1 days", "delta.enableExpiredLogCleanup": "true"}
 
 
@@ -33,7 +33,7 @@ def nonce() -> int:
 
 
 class CommitClaims:
-    """The claims of a table as they were when this was made."""
+    """The claims of a table when this object was made."""
 
     def __init__(self, table: ObjectPath) -> None:
         self._at = table / LOG
@@ -49,31 +49,34 @@ class CommitClaims:
         return NONE if self._log is None else self._log.version()
 
     def last(self, writer: str) -> tuple[int, int]:
-        """Epoch and nonce of the last claim of a writer; (NONE, 0) if there is none."""
+        """The batch id and nonce of the last claim of a writer; (NONE, 0) if there is none."""
         found = None if self._log is None else self._log.transaction_version(writer)
         return (NONE, 0) if found is None else divmod(found, 1 << NONCE_BITS)
 
-    def make(self, writer: str, epoch: int, nonce: int) -> None:
-        """Claim an epoch. Outrun: somebody has claimed for this writer since this was read, or is further than the epoch."""
-        if epoch >= EPOCHS_MAX:
-            raise LakeError(f"batch {epoch} of {writer} has too high a number", hint=f"the limit is {EPOCHS_MAX - 1:,}")
-        if self.last(writer)[0] >= epoch:
-            raise Outrun(f"batch {epoch} of {writer} was claimed before")
+    def make(self, writer: str, batch_id: int, nonce: int) -> None:
+        """Claim a batch id. Outrun: another process has claimed for this writer since the log was read, or this batch id or a higher
+        one is claimed."""
+        if batch_id >= BATCH_IDS_MAX:
+            raise LakeError(
+                f"batch {batch_id} of {writer} has too high an id", hint=f"the limit is {BATCH_IDS_MAX - 1:,}"
+            )
+        if self.last(writer)[0] >= batch_id:
+            raise Outrun(f"batch {batch_id} of {writer} was claimed before")
         if self._log is None:
-            with plain(self._at), contextlib.suppress(CommitFailedError):  # somebody else makes it at the same time
+            with plain(self._at), contextlib.suppress(CommitFailedError):  # another process makes it at the same time
                 DeltaTable.create(
                     str(self._at), Schema.from_arrow(COLUMNS), mode="ignore", configuration=KEPT,
                     storage_options=self._options,
                 )  # fmt: skip
             with plain(self._at):
                 self._log = DeltaTable(str(self._at), storage_options=self._options)
-            if self.last(writer)[0] >= epoch:
-                raise Outrun(f"batch {epoch} of {writer} was claimed before")
-        fence = Transaction(writer, epoch << NONCE_BITS | nonce)
+            if self.last(writer)[0] >= batch_id:
+                raise Outrun(f"batch {batch_id} of {writer} was claimed before")
+        fence = Transaction(writer, batch_id << NONCE_BITS | nonce)
         try:
             with plain(self._at, CommitFailedError):
                 self._log.create_write_transaction(
                     [], "append", self._log.schema(), commit_properties=CommitProperties(app_transactions=[fence])
                 )
         except CommitFailedError:
-            raise Outrun(f"batch {epoch} of {writer} was claimed by another process") from None
+            raise Outrun(f"batch {batch_id} of {writer} was claimed by another process") from None

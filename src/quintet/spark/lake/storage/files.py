@@ -1,25 +1,26 @@
-"""Writes rows to Parquet files and merges small files into larger ones. Commits nothing.
+"""Writes rows to Parquet files and reads files for merging. Commits nothing.
 
-A task sorts its rows into one heap per partition value. A heap that reaches FILE_BYTES, or the largest one when all together
-reach HEAPS_BYTES_MAX, becomes a file: sorted by topic, partition and offset, compressed, on the disk before it is named to
-anybody. Files are staged under _quintet/staging/WRITER/EPOCH with a name that no glob for *.parquet finds:
+A task collects its rows in one heap per partition value. A heap that reaches FILE_BYTES, or the largest one when all together reach
+HEAPS_BYTES_MAX, becomes a file: sorted by topic, partition and offset, compressed, and synced before its name is reported. Files are
+staged under _quintet/staging/WRITER/BATCH with a name that a glob for *.parquet does not find:
 
-    TABLE/date=2026-11-16/topic=orders/part-WRITER-EPOCH-ID.parquet      what readers see
-    TABLE/_quintet/staging/WRITER/EPOCH/ID.part                          what they do not
+    TABLE/date=2026-11-16/topic=orders/part-WRITER-BATCH-ID.parquet      what readers see
+    TABLE/_quintet/staging/WRITER/BATCH/ID.part                          staged
 
-`in_place` writes them where they stay instead: for a Delta or Iceberg table in an object store, where a rename is a copy and
-the table's own log says which files count.
+`in_place` writes them at their final path instead: for a Delta or Iceberg table in an object store, where a rename is a copy and the
+table's own log says which files are part of it.
 
-Partition columns stay in the files, too: they compress to nothing, Iceberg wants them, and no reader has to guess their type.
+Partition columns are also in the files: they compress to almost nothing, Iceberg needs them, and readers need not guess their types.
 """
 
+import datetime
 import functools
 import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -31,7 +32,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from quintet.spark.lake import schema as columns
 from quintet.spark.lake.storage.objects import TablePath, writing
 
-OWN: Final = "_quintet"  # our directory in a table; readers pass over names that begin with _
+Statistic: TypeAlias = Any  # the lowest or highest value of a column, of the column's own type
+Between = Mapping[str, tuple[str | int | float, str | int | float]]  # column -> lowest and highest value
+
+OWN: Final = "_quintet"  # our directory in a table; readers skip names that begin with _
 STAGING: Final = f"{OWN}/staging"
 FILE_BYTES: Final = 128 << 20  # of rows in memory that make a file; about a third of it on the disk
 HEAPS_BYTES_MAX: Final = 256 << 20  # of rows that one task holds
@@ -39,12 +43,12 @@ ROW_GROUP_ROWS: Final = 1 << 17
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
 STAGED_SUFFIX: Final = ".part"
-FOOTERS_KEPT: Final = 10_000  # files whose statistics are remembered
-WRITER_LETTERS: Final = 40  # of a writer's name that its file names begin with; the directory has all of it
+FOOTERS_KEPT: Final = 10_000  # files whose statistics are cached
+WRITER_LETTERS: Final = 40  # of a writer's name in its file names; the staging directory has all of it
 
 
 class File(msgspec.Struct, frozen=True):
-    """One Parquet file: where it waits and where it goes, relative to the table; `stats` as Delta's log has them."""
+    """One Parquet file: its staged and its final path, relative to the table; `stats` as in Delta's log."""
 
     staged: str
     path: str
@@ -55,15 +59,15 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Heaps:
-    """The rows of one task on their way to files."""
+    """Collects the rows of one task by partition value and writes them to files."""
 
     def __init__(
-        self, table: TablePath, writer: str, epoch: int, partition_by: Sequence[str], *, in_place: bool = False
+        self, table: TablePath, writer: str, batch_id: int, partition_by: Sequence[str], *, in_place: bool = False
     ) -> None:
         self._table = table
         self._in_place = in_place
         self._writer = writer
-        self._epoch = epoch
+        self._batch_id = batch_id
         self._columns = tuple(partition_by)
         self._heaps: dict[tuple[str | None, ...], list[pa.RecordBatch]] = {}
         self._sizes: dict[tuple[str | None, ...], int] = {}
@@ -91,7 +95,7 @@ class Heaps:
         return self.files
 
     def discard(self) -> None:
-        """What was written is not wanted."""
+        """Remove the files that were written."""
         for file in self.files:
             (self._table / file.staged).unlink(missing_ok=True)
 
@@ -99,7 +103,7 @@ class Heaps:
         del self._sizes[values]
         rows = pa.Table.from_batches(self._heaps.pop(values), self.schema)
         named = dict(zip(self._columns, values, strict=True))
-        made = write_file(self._table, self._writer, self._epoch, named, rows, in_place=self._in_place)
+        made = write_file(self._table, self._writer, self._batch_id, named, rows, in_place=self._in_place)
         self.files.append(made)
 
 
@@ -125,19 +129,19 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[tuple[s
 def write_file(
     table: TablePath,
     writer: str,
-    epoch: int,
+    batch_id: int,
     values: dict[str, str | None],
     rows: pa.Table,
     place: str | None = None,
     *,
     in_place: bool = False,
 ) -> File:
-    """One staged file of these rows, sorted, and safe on the disk. `place`: its directory, if that is known already."""
+    """Write these rows to one staged file, sorted and synced. `place`: its final directory, if it is known already."""
     id = uuid.uuid4().hex
     place = columns.directory(values) if place is None else place
-    name = f"part-{quote(writer, safe='')[:WRITER_LETTERS]}-{epoch:010d}-{id}.parquet"
+    name = f"part-{quote(writer, safe='')[:WRITER_LETTERS]}-{batch_id:010d}-{id}.parquet"
     path = f"{place}/{name}" if place else name
-    staged = path if in_place else str(staging(writer, epoch) / f"{id}{STAGED_SUFFIX}")
+    staged = path if in_place else str(staging(writer, batch_id) / f"{id}{STAGED_SUFFIX}")
     rows = ordered(rows)
     with writing(table / staged) as sink:
         pq.write_table(
@@ -147,20 +151,20 @@ def write_file(
             compression_level=COMPRESSION_LEVEL,
             row_group_size=ROW_GROUP_ROWS,
             use_dictionary=[field.name for field in rows.schema if repeats(field.type)],
-            write_statistics=[field.name for field in rows.schema if tellable(rows, field)],
+            write_statistics=[field.name for field in rows.schema if has_statistics(rows, field)],
         )
         size = sink.tell()
     return File(staged, path, rows.num_rows, size, values, statistics(rows))
 
 
 def repeats(kind: pa.DataType) -> bool:
-    """Whether a dictionary is worth a try: not for times, which differ, nor for bytes, which are large."""
+    """Whether to try dictionary encoding: not for times, which differ, nor for bytes, which are large."""
     return bool(pa.types.is_string(kind) or pa.types.is_int32(kind) or pa.types.is_date32(kind))
 
 
-def tellable(rows: pa.Table, field: pa.Field) -> bool:
-    """Whether a column gets statistics: not one with a time beyond the years 1 to 9999, which readers in Python (pyiceberg)
-    could not take, and no nested one, because no query searches by it."""
+def has_statistics(rows: pa.Table, field: pa.Field) -> bool:
+    """Whether a column gets statistics: not one with a time outside the years 1 to 9999, which Python readers (pyiceberg) cannot
+    represent, and no nested one, because no query filters by it."""
     if pa.types.is_nested(field.type):
         return False
     if not pa.types.is_temporal(field.type):
@@ -172,12 +176,12 @@ def tellable(rows: pa.Table, field: pa.Field) -> bool:
     return True
 
 
-def staging(writer: str, epoch: int) -> Path:
-    return Path(STAGING) / quote(writer, safe="") / str(epoch)
+def staging(writer: str, batch_id: int) -> Path:
+    return Path(STAGING) / quote(writer, safe="") / str(batch_id)
 
 
 def ordered(rows: pa.Table) -> pa.Table:
-    """The rows by topic, partition and offset, as far as they have these; most often they are already."""
+    """The rows sorted by topic, partition and offset, as far as they have these columns. Most often they are sorted already."""
     names = [name for name in columns.ORDER if name in rows.column_names]
     if not names or is_ordered(rows, names):
         return rows
@@ -203,20 +207,21 @@ def is_ordered(rows: pa.Table, names: Sequence[str]) -> bool:
 
 
 def statistics(rows: pa.Table) -> str:
-    """How many rows, and between which values its numbers, dates and times are: so that Delta readers can skip files."""
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
+    """The statistics of a file as Delta's log has them, by which readers skip files."""
+    least: dict[str, int | str] = {}
+    most: dict[str, int | str] = {}
     nulls: dict[str, int] = {}
     for field in rows.schema:
         if pa.types.is_integer(field.type) or pa.types.is_date32(field.type) or pa.types.is_timestamp(field.type):
             nulls[field.name] = rows.column(field.name).null_count
-            found = pc.min_max(rows.column(field.name)).as_py() if tellable(rows, field) else {"min": None}
+            known = has_statistics(rows, field)
+            found: dict[str, Statistic] = pc.min_max(rows.column(field.name)).as_py() if known else {"min": None}
             if found["min"] is not None:
                 least[field.name], most[field.name] = _json(found["min"]), _json(found["max"])
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
 
 
-def _json(value: Any) -> Any:
+def _json(value: int | datetime.date) -> int | str:
     if isinstance(value, int):
         return value
     return value.isoformat().replace("+00:00", "Z")
@@ -227,7 +232,7 @@ def opened(path: TablePath) -> pq.ParquetFile:
 
 
 def read_files(paths: Iterable[TablePath]) -> pa.Table:
-    """The rows of some files of one table, columns by name; one that a file lacks is null there."""
+    """The rows of some files of one table. Columns are matched by name; one that a file lacks is null in its rows."""
     tables = []
     for path in paths:
         with opened(path) as file:
@@ -236,8 +241,8 @@ def read_files(paths: Iterable[TablePath]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default")
 
 
-def may_have(path: TablePath, between: Mapping[str, tuple[Any, Any]]) -> bool:
-    """Whether a file can have rows between these values, by its statistics. Files never change, so they are read once."""
+def may_have(path: TablePath, between: Between) -> bool:
+    """Whether a file can have rows between these values, by its statistics."""
     known = extremes(path)
     return all(
         name not in known or (known[name][0] <= high and low <= known[name][1]) for name, (low, high) in between.items()
@@ -245,11 +250,11 @@ def may_have(path: TablePath, between: Mapping[str, tuple[Any, Any]]) -> bool:
 
 
 @functools.lru_cache(maxsize=FOOTERS_KEPT)
-def extremes(path: TablePath) -> dict[str, tuple[Any, Any]]:
-    """Column -> least and greatest value, of those that the file tells of."""
+def extremes(path: TablePath) -> dict[str, tuple[Statistic, Statistic]]:
+    """Column -> lowest and highest value, for columns with statistics. Cached: files never change."""
     with opened(path) as file:
         meta = file.metadata
-        found: dict[str, tuple[Any, Any]] = {}
+        found: dict[str, tuple[Statistic, Statistic]] = {}
         for index in range(meta.num_columns):
             stats = [meta.row_group(group).column(index).statistics for group in range(meta.num_row_groups)]
             if stats and all(one is not None and one.has_min_max for one in stats):
@@ -259,7 +264,7 @@ def extremes(path: TablePath) -> dict[str, tuple[Any, Any]]:
 
 
 def weight(path: TablePath) -> int:
-    """Bytes of a file's rows in memory, about."""
+    """About how many bytes the rows of a file take in memory."""
     with opened(path) as file:
         meta = file.metadata
         return sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))

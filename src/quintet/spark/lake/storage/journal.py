@@ -1,13 +1,14 @@
-"""Records which batches a table has taken: one small JSON file per batch, written whole or not at all; the fence of a writer.
+"""Records which batches a table has committed, in one small JSON file per batch, written atomically.
 
-    TABLE/_quintet/commits/WRITER/EPOCH.json      the batch is committed, and these are its files
-    TABLE/_quintet/commits/WRITER/EPOCH.intent    Delta, Iceberg: files are being put in place, the table's own log decides
-    TABLE/_quintet/lock                           held (flock) by whoever commits, compacts or lists the table
+    TABLE/_quintet/commits/WRITER/BATCH.json      the batch is committed, and these are its files
+    TABLE/_quintet/commits/WRITER/BATCH.intent    Delta, Iceberg: files are being renamed, the table's own log decides
+    TABLE/_quintet/lock                           locked (flock) while a process commits, compacts or lists the table
 
-For a Parquet table EPOCH.json *is* the commit: what is renamed afterwards is renamed again by the next one who comes, if it
-was cut off. For the others it remembers the size, so that a replayed batch that differs is noticed. KEPT batches stay.
+For a Parquet table BATCH.json *is* the commit, and the highest one is the fence of the writer. If the process dies before the renames
+that follow are complete, the next commit completes them. For the others it records the number of rows, by which a replayed batch
+that differs is noticed. The last KEPT batches of a writer are kept.
 
-In an object store there is no lock and no rename. Delta and Iceberg need neither (delta.py, iceberg.py), and EPOCH.json is
+In an object store there is no lock and no rename. Delta and Iceberg need neither (delta.py, iceberg.py), and BATCH.json is
 written when their log has the batch; for Parquet see claims.py.
 """
 
@@ -27,7 +28,7 @@ from quintet.spark.lake.storage.files import OWN, STAGING, File, fsync_directory
 from quintet.spark.lake.storage.objects import ObjectPath, TablePath
 
 KEPT: Final = 128  # commits of a writer; Spark keeps 100 batches in a checkpoint
-ORPHAN_SECONDS: Final = 24 * 3600  # after which staged files of a writer that never came back are removed
+ORPHAN_SECONDS: Final = 24 * 3600  # after this time, staged files of any writer are removed
 NONE: Final = -1
 DONE: Final = ".json"
 INTENT: Final = ".intent"
@@ -37,7 +38,7 @@ class Commit(msgspec.Struct, frozen=True):
     """One batch of one writer."""
 
     writer: str
-    epoch: int
+    batch_id: int = msgspec.field(name="epoch")  # the field's name in the files of existing tables
     rows: int
     files: tuple[File, ...]
     gone: tuple[str, ...] = ()  # files that these replace (object_parquet.py)
@@ -52,8 +53,8 @@ class Journal:
 
     @contextlib.contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
-        """Alone with the table (or among readers), as far as processes see this file system's locks. Who may only read
-        the table goes on without: it can lock nobody out. So does everybody in an object store, which has no locks."""
+        """Hold the table's lock, exclusive or shared, as far as processes see this file system's locks. A reader that may not write to
+        the table goes on without a lock. So does every process if the table is in an object store, which has no locks."""
         if isinstance(self.table, ObjectPath):
             yield
             return
@@ -71,33 +72,33 @@ class Journal:
         return sorted(unquote(entry.name) for entry in self._commits.iterdir()) if self._commits.is_dir() else []
 
     def last(self, writer: str, suffix: str = DONE) -> int:
-        """The highest epoch, NONE if there is none."""
-        return max(self._epochs(writer, suffix), default=NONE)
+        """The highest batch id, NONE if there is none."""
+        return max(self._batch_ids(writer, suffix), default=NONE)
 
-    def get(self, writer: str, epoch: int, suffix: str = DONE) -> Commit | None:
+    def get(self, writer: str, batch_id: int, suffix: str = DONE) -> Commit | None:
         try:
-            return msgspec.json.decode(self._path(writer, epoch, suffix).read_bytes(), type=Commit)
+            return msgspec.json.decode(self._path(writer, batch_id, suffix).read_bytes(), type=Commit)
         except FileNotFoundError:
             return None
 
     def put(self, commit: Commit, suffix: str = DONE) -> None:
-        """Remember it, for good when this returns."""
-        path = self._path(commit.writer, commit.epoch, suffix)
+        """Record a commit; durable when this returns."""
+        path = self._path(commit.writer, commit.batch_id, suffix)
         if isinstance(path, Path):
             path.parent.mkdir(exist_ok=True)
         replace(path, msgspec.json.encode(commit))
 
-    def mark_committed(self, writer: str, epoch: int) -> None:
-        """An intent that became a commit."""
-        intent, done = self._path(writer, epoch, INTENT), self._path(writer, epoch, DONE)
+    def mark_committed(self, writer: str, batch_id: int) -> None:
+        """Make a commit of an intent."""
+        intent, done = self._path(writer, batch_id, INTENT), self._path(writer, batch_id, DONE)
         assert isinstance(intent, Path) and isinstance(done, Path), "there are no intents in an object store"
         intent.rename(done)
 
-    def drop(self, writer: str, epoch: int, suffix: str = DONE) -> None:
-        self._path(writer, epoch, suffix).unlink(missing_ok=True)
+    def drop(self, writer: str, batch_id: int, suffix: str = DONE) -> None:
+        self._path(writer, batch_id, suffix).unlink(missing_ok=True)
 
     def forget(self, writer: str) -> None:
-        """A writer that will not come again."""
+        """Remove the records of a writer that will not write again."""
         folder = self._commits / quote(writer, safe="")
         if isinstance(folder, ObjectPath):
             folder.remove_tree()
@@ -105,32 +106,29 @@ class Journal:
             shutil.rmtree(folder, ignore_errors=True)
 
     def prune(self, writer: str) -> None:
-        for epoch in sorted(self._epochs(writer, DONE))[:-KEPT]:
-            self.drop(writer, epoch)
+        for batch_id in sorted(self._batch_ids(writer, DONE))[:-KEPT]:
+            self.drop(writer, batch_id)
 
-    def sweep(self, writer: str, epoch: int) -> int:
-        """Remove what was staged for this and earlier batches of a writer, and what others left long ago."""
-        swept = 0
+    def sweep(self, writer: str, batch_id: int) -> None:
+        """Remove files staged for this and earlier batches of a writer, and files of others older than ORPHAN_SECONDS."""
         root = self.table / STAGING
         if isinstance(root, ObjectPath):
-            # By directory, as pyarrow leaves an empty object in place of each that it emptied file by file. The newest file
-            # counts: a batch that failed long ago may be run again right now, and stages beside what it left then.
+            # By directory: pyarrow leaves an empty object for each directory that it empties file by file. The newest file decides its age:
+            # a batch that failed long ago may be running again now, and stages files in the same directory.
             newest: dict[ObjectPath, float] = {}
             for path in root.walk():
                 newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
             old = {folder for folder, last in newest.items() if time.time() - last > ORPHAN_SECONDS}
-            own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, epoch)}
+            own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, batch_id)}
             for gone in old | own:
                 gone.remove_tree()
-            return len(old | own)
+            return
         for folder in root.glob("*/*") if root.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
-                if _own(folder, writer, epoch) or time.time() - folder.stat().st_mtime > ORPHAN_SECONDS:
-                    swept += sum(1 for _ in folder.iterdir())
+                if _own(folder, writer, batch_id) or time.time() - folder.stat().st_mtime > ORPHAN_SECONDS:
                     shutil.rmtree(folder)
-        return swept
 
-    def _epochs(self, writer: str, suffix: str) -> list[int]:
+    def _batch_ids(self, writer: str, suffix: str) -> list[int]:
         folder = self._commits / quote(writer, safe="")
         if isinstance(folder, ObjectPath):
             entries = [path.name for path in folder.walk()]
@@ -139,17 +137,17 @@ class Journal:
         names = (name for name in entries if name.endswith(suffix))
         return [int(name.removesuffix(suffix)) for name in names if name.removesuffix(suffix).isdecimal()]
 
-    def _path(self, writer: str, epoch: int, suffix: str) -> TablePath:
-        return self._commits / quote(writer, safe="") / f"{epoch}{suffix}"
+    def _path(self, writer: str, batch_id: int, suffix: str) -> TablePath:
+        return self._commits / quote(writer, safe="") / f"{batch_id}{suffix}"
 
 
-def _own(folder: TablePath, writer: str, epoch: int) -> bool:
-    """Whether files in this directory were staged for a batch of a writer, up to an epoch."""
-    return folder.parent.name == quote(writer, safe="") and folder.name.isdecimal() and int(folder.name) <= epoch
+def _own(folder: TablePath, writer: str, batch_id: int) -> bool:
+    """Whether files in this directory were staged for a batch of the writer, up to this batch id."""
+    return folder.parent.name == quote(writer, safe="") and folder.name.isdecimal() and int(folder.name) <= batch_id
 
 
 def replace(path: TablePath, data: bytes) -> None:
-    """The file has this content, now and after a loss of power: all of it or what it was before."""
+    """Replace the content of a file, atomically and durably: after a power cut it has the old content or the new."""
     if isinstance(path, ObjectPath):
         path.write_bytes(data)
         return

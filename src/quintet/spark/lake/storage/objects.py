@@ -1,8 +1,8 @@
-"""Gives names in an object store the methods of pathlib.Path that lake tables use, over pyarrow's file systems.
+"""Gives names in an object store the methods of pathlib.Path that lake tables use, through pyarrow's file systems.
 
-What differs from a directory: there is no rename, no lock and no fsync. A write is seen whole or not at all and lasts when it
-returns; a list shows every write that returned before (S3, GCS and ABFS all say so today). A "directory" is what names have
-in common; there is nothing to make before the first write, and nothing left after the last name is gone.
+Unlike a directory, a store has no rename, no lock and no fsync. A write is atomic and durable when it returns, and a later listing
+shows it (S3, GCS and ABFS guarantee that). A "directory" is a common prefix of names: it need not be made before the first write, and
+is gone with the last name.
 """
 
 import contextlib
@@ -11,21 +11,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.storage.options import NOTHING, STORES, Storage, plain
 from quintet.spark.source.options import without_file
 
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+    from pyarrow import fs
+
 REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
-GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
+GLOB_SIGNS: Final = "*?[]{}"  # Spark would take such a path for a pattern
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a list said of a name."""
+    """Size and time of an object, as a listing has them."""
 
     st_size: int
     st_mtime: float
@@ -69,15 +73,15 @@ class ObjectPath:
         return PurePosixPath(self.key).relative_to(other.key)
 
     def of(self, uri: str) -> "ObjectPath":
-        """A name that a table's own log has, whole or relative to this one."""
+        """A path in the table's log, absolute or relative to this one."""
         found = located(uri, self.storage) if "://" in uri else self / uri
-        assert isinstance(found, ObjectPath), "the log of a table in a store names nothing on a disk"
+        assert isinstance(found, ObjectPath), "the log of a table in an object store has no local paths"
         return found
 
     # -- contents -------------------------------------------------------------------------------------------------------
 
     @property
-    def _fs(self) -> Any:
+    def _fs(self) -> "fs.FileSystem":
         return self.storage.filesystem(self.store, self.authority)
 
     @property
@@ -108,12 +112,12 @@ class ObjectPath:
         with plain(self), self._fs.open_output_stream(self._full) as stream:
             stream.write(data)
 
-    def input_file(self) -> Any:
-        """For random reads, as Parquet wants it."""
+    def input_file(self) -> "pa.NativeFile":
+        """Open for random reads, which Parquet needs."""
         with plain(self):
             return self._fs.open_input_file(self._full)
 
-    def output_stream(self) -> Any:
+    def output_stream(self) -> "pa.NativeFile":
         with plain(self):
             return self._fs.open_output_stream(self._full)
 
@@ -126,7 +130,7 @@ class ObjectPath:
                 raise
 
     def move_to(self, target: "ObjectPath") -> bool:
-        """Copy within the store, then remove. False: it is gone already, most likely because another process has done so."""
+        """Copy within the store, then remove. False: this name does not exist any more; most likely another process has moved it."""
         if not self.exists():
             return False
         try:
@@ -141,7 +145,7 @@ class ObjectPath:
 
     def walk(self, recursive: bool = True) -> "Iterator[ObjectPath]":
         """Every object below this name, with its size and time."""
-        from pyarrow import fs  # type: ignore[import-untyped]  # pyarrow ships no types
+        from pyarrow import fs
 
         with plain(self):
             found = self._fs.get_file_info(fs.FileSelector(self._full, allow_not_found=True, recursive=recursive))
@@ -152,7 +156,7 @@ class ObjectPath:
                 yield ObjectPath(self.root, one.path.removeprefix(f"{bucket}/"), self.storage, info)
 
     def folders(self) -> "list[ObjectPath]":
-        """What is one step below this name and has more below it."""
+        """The prefixes one level below this name."""
         from pyarrow import fs
 
         with plain(self):
@@ -160,13 +164,13 @@ class ObjectPath:
         return [self / one.base_name for one in found if one.type == fs.FileType.Directory]
 
     def remove_tree(self) -> None:
-        """Everything below this name, and the empty object that pyarrow leaves where it removed the last of others."""
+        """Remove everything below this name, also the empty object that pyarrow leaves when it removes the last one."""
         with contextlib.suppress(FileNotFoundError), plain(self):
             self._fs.delete_dir(self._full)
 
     def check_bucket(self) -> None:
-        """LakeError if there is no such bucket: a list of one that is not there is merely empty. Whoever may not ask after
-        the bucket may still write below a prefix of it."""
+        """LakeError if the bucket does not exist: listing it would give an empty list. If the credentials do not allow the question,
+        nothing is raised: they may still allow writes below a prefix."""
         try:
             there = ObjectPath(self.root, "", self.storage).exists()
         except StoreUnreachable:
@@ -181,7 +185,7 @@ TablePath = Path | ObjectPath
 
 
 def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
-    """Do it to all of them, some at a time; the first error is raised when those under way have ended."""
+    """Call `act` with all of them, REQUESTS_AT_ONCE at a time. The first error is raised when the running calls have ended."""
     if len(paths) < 2:
         return [act(path) for path in paths]
     with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(paths))) as pool:
@@ -189,7 +193,7 @@ def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
 
 
 def located(path: str, storage: Storage = NOTHING) -> TablePath:
-    """Where a table is: a directory, or a name in an object store. LakeError for what can be neither."""
+    """The path of a table: a directory, or a name in an object store. LakeError if it is neither."""
     bare = without_file(path)
     if any(sign in bare for sign in GLOB_SIGNS):
         raise LakeError(
@@ -215,8 +219,8 @@ def located(path: str, storage: Storage = NOTHING) -> TablePath:
 
 
 @contextlib.contextmanager
-def writing(place: TablePath) -> Iterator[Any]:
-    """A new file, which is there for good when this ends."""
+def writing(place: TablePath) -> "Iterator[IO[bytes] | pa.NativeFile]":
+    """A new file, durable when the context ends."""
     if isinstance(place, Path):
         place.parent.mkdir(parents=True, exist_ok=True)
         file: IO[bytes]
@@ -231,7 +235,7 @@ def writing(place: TablePath) -> Iterator[Any]:
             yield stream
             stream.close()
         except BaseException:
-            with contextlib.suppress(Exception):  # a file that is half written has a random name, so no reader finds it
+            with contextlib.suppress(Exception):  # if this fails, too: the name is random, and no log has it
                 stream.close()
                 place.unlink(missing_ok=True)
             raise

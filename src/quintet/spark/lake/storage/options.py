@@ -1,10 +1,10 @@
-"""Turns one set of storage options into those of pyarrow, deltalake and pyiceberg, and their errors into one sentence.
+"""Translates storage options for pyarrow, deltalake and pyiceberg, and errors of these into one sentence.
 
     storage.region=eu-central-1   ->   pyarrow region=, deltalake aws_region, pyiceberg s3.region
 
-What is not given comes from the environment and the files that the SDKs read themselves (AWS_*, ~/.aws, GOOGLE_APPLICATION_CREDENTIALS,
-AZURE_*), in every process for itself: only what was given as an option travels to the executors. Values are never printed,
-never in an error and never written to a table, a journal or a checkpoint.
+Options that are not set come from the environment and the files that the SDKs read themselves (AWS_*, ~/.aws,
+GOOGLE_APPLICATION_CREDENTIALS, AZURE_*), in every process separately: only options that are set reach the executors. Values are never
+printed, never part of an error, and never written to a table, a journal or a checkpoint.
 """
 
 import contextlib
@@ -14,9 +14,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
+
+if TYPE_CHECKING:
+    from pyarrow import fs  # type: ignore[import-untyped]  # pyarrow ships no types
 
 PREFIX: Final = "storage."
 # scheme -> the store it is of; s3a and abfs are Hadoop's names for the same
@@ -28,7 +31,7 @@ SECRET: Final = "***"
 
 
 class Row(NamedTuple):
-    """One option: its name (pyarrow's), how the others call it, and the variables that it comes from if it is not given."""
+    """One option: its name (pyarrow's), the names of the other libraries, and the environment variables for its default."""
 
     name: str
     delta: str
@@ -50,7 +53,7 @@ OPTIONS: Final[dict[str, tuple[Row, ...]]] = {
         Row("force_virtual_addressing", "aws_virtual_hosted_style_request", "s3.force-virtual-addressing",
             ("aws_virtual_hosted_style_request",), flag=True),
     ),
-    "gs": (),  # by GOOGLE_APPLICATION_CREDENTIALS alone, which all three read
+    "gs": (),  # only GOOGLE_APPLICATION_CREDENTIALS, which all three read
     "az": (
         Row("account_name", "azure_storage_account_name", "adls.account-name", ("azure_storage_account_name",),
             ("AZURE_STORAGE_ACCOUNT_NAME",)),
@@ -65,7 +68,7 @@ OPTIONS: Final[dict[str, tuple[Row, ...]]] = {
     ),
 }  # fmt: skip
 KNOWN: Final = {word: row for rows in OPTIONS.values() for row in rows for word in (row.name, *row.aliases)}
-# What the libraries say -> what it means. They have many words, and two of them answer with XML or with a tree of causes.
+# Patterns in the errors of the libraries. They have many texts for one cause, and two of them show XML or a tree of causes.
 MISSING: Final = re.compile(
     r"NO_?SUCH_?BUCKET|bucket does not exist|ContainerNotFound|FilesystemNotFound", re.IGNORECASE
 )
@@ -82,12 +85,12 @@ UNREACHABLE: Final = re.compile(
 )
 SAID_CHARS_MAX: Final = 200
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_SECRETS: Final = re.compile(r"(\?|://)(?:\S*@|(?<=\?)\S*)")  # of addresses: a signature, a name and a password
+_SECRETS: Final = re.compile(r"(\?|://)(?:\S*@|(?<=\?)\S*)")  # in a URL: a signature, or a user name and password
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How to reach an object store: the options that were given, and nothing else."""
+    """The options for an object store that the user has set."""
 
     given: tuple[tuple[str, str], ...] = ()
 
@@ -95,7 +98,7 @@ class Storage:
         return f"Storage({', '.join(f'{name}={SECRET}' for name, _ in self.given)})"
 
     def known(self, store: str) -> dict[str, str]:
-        """Option -> value, those of the environment among them. LakeError for one that this store does not have."""
+        """Option -> value, also from the environment. LakeError for an option that this store does not have."""
         rows = OPTIONS[store]
         names = [row.name for row in rows]
         for name, _ in self.given:
@@ -111,8 +114,8 @@ class Storage:
                 found[row.name] = value
         return found
 
-    def filesystem(self, store: str, authority: str) -> Any:
-        """pyarrow's file system. It keeps connections, so one for all that have the same options."""
+    def filesystem(self, store: str, authority: str) -> "fs.FileSystem":
+        """pyarrow's file system, the same object for the same options, because it keeps connections."""
         return _filesystem(store, authority if store == "az" else "", tuple(sorted(self.known(store).items())))
 
     def delta(self, store: str, authority: str) -> dict[str, str]:
@@ -160,16 +163,16 @@ def account(authority: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _filesystem(store: str, authority: str, known: tuple[tuple[str, str], ...]) -> Any:
-    from pyarrow import fs  # type: ignore[import-untyped]  # pyarrow ships no types
+def _filesystem(store: str, authority: str, known: tuple[tuple[str, str], ...]) -> "fs.FileSystem":
+    from pyarrow import fs
 
-    given: dict[str, Any] = dict(known)
+    given: dict[str, str | bool] = dict(known)
     for row in OPTIONS[store]:
         if row.flag and row.name in given:
             given[row.name] = given[row.name] == "true"
     if store == "s3":
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES_MAX)
-        # Delayed: a small object is one request, not the three of an upload in parts.
+        # allow_delayed_open: a small object takes one request, not the three of a multipart upload.
         return fs.S3FileSystem(
             **given, connect_timeout=CONNECT_SECONDS, retry_strategy=retries, allow_delayed_open=True
         )
@@ -183,8 +186,8 @@ def _filesystem(store: str, authority: str, known: tuple[tuple[str, str], ...]) 
 
 @contextlib.contextmanager
 def plain(place: object, *passing: type[Exception]) -> Iterator[None]:
-    """What a library of an object store raises becomes one sentence. FileNotFoundError passes, and so does what is named: it
-    is an answer. Errors of a directory are plain already."""
+    """Turn errors that a library of an object store raises into a LakeError of one sentence. FileNotFoundError and `passing` are raised as
+    they are: the caller handles them. Errors of a directory are clear already."""
     try:
         yield
     except Exception as error:
@@ -192,15 +195,15 @@ def plain(place: object, *passing: type[Exception]) -> Iterator[None]:
             raise
         if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in LIBRARIES:
             raise
-        raise explained(place, error) from None  # its own text may have a signed address
+        raise explained(place, error) from None  # its own text may have a signed URL
 
 
-CATALOGS: Final = frozenset({"pyiceberg", "requests", "sqlalchemy"})  # what they raise is about a catalog
+CATALOGS: Final = frozenset({"pyiceberg", "requests", "sqlalchemy"})  # whose errors are about a catalog
 LIBRARIES: Final = CATALOGS | {"deltalake", "_internal", "pyarrow"}
 
 
 def explained(place: object, error: BaseException) -> LakeError:
-    """The sentence of an error that reading or writing at a place raised."""
+    """The LakeError for an error of a library, raised while reading or writing at `place`."""
     said = _COLOURS.sub("", str(error))
     if type(error).__module__.partition(".")[0] in CATALOGS:
         return _of_catalog(place, error, said)

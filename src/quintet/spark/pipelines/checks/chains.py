@@ -1,8 +1,8 @@
-"""Verifies the audit chain of a data folder in Spark's tasks: one for each segment file, or for several small ones.
+"""Verifies the audit chains of a data folder in Spark tasks, one for each segment file or for several small ones.
 
-Files are followed where the tasks run (log/pieces.py) and joined on the driver, with the anchors if there are any. It needs the
-files themselves, on the broker's machine or a copy of the folder that every executor can read: records that come over Flight,
-or as columns of a mapped file, carry no links.
+Tasks follow the chains within files (log/pieces.py); the driver joins the results, and compares the anchors if there are any. This
+needs the files, on the broker's machine or in a copy of the folder that every executor can read: records read over Flight, or as
+columns of a mapped file, have no links.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
     from pyspark.sql import SparkSession
 
-TASK_BYTES: Final = 16 << 20  # small files are followed together until there are as many
+TASK_BYTES: Final = 16 << 20  # small files are grouped up to this size
 
 
 def follow(spark: "SparkSession", folder: str, anchor_file: str = "", secret: bytes = b"") -> Chains:

@@ -1,4 +1,4 @@
-"""Computes a digest of records that depends on their order only: not on batches, tasks or the way they were read.
+"""Computes a digest of records that does not depend on batches, tasks or how they were read.
 
 Each column is a few streams of bytes, and a CRC-32C runs through each stream:
 
@@ -6,8 +6,8 @@ Each column is a few streams of bytes, and a CRC-32C runs through each stream:
     key, value            4 bytes of each row: its length, -1 for null        | the bytes
     headers               4 bytes of each row: how many it has                | the same two streams for names and for values
 
-A CRC of two halves follows from those of the halves (`joined`), so a partition can be read in pieces on many cores. It finds
-accidents. It proves nothing against somebody who means to deceive: that is what hash chains and signatures are for.
+The CRC of two parts can be computed from those of the parts (`joined`), so many cores can read a partition in pieces. The digest finds
+accidental damage. It is no protection against forgery: hash chains and signatures are.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ DIGEST_BYTES: Final = 8
 NULL: Final = -1
 POLYNOMIAL: Final = 0x82F63B78  # Castagnoli's, lowest bit first
 
-Chain = tuple[int, int]  # a CRC and how many bytes it is of
+Chain = tuple[int, int]  # a CRC, and the number of bytes it covers
 Chains = tuple[Chain, ...]
 EMPTY: Final[Chains] = ((0, 0),) * STREAMS
 
 
 def extended(chains: Chains, batch: pa.RecordBatch) -> Chains:
-    """The chains with these rows behind what they had."""
+    """The chains with these rows added."""
     streams = (stream for name in COLUMNS for stream in _streams(batch.column(name)))
     return tuple(
         (kernel.crc32c(data, crc), size + data.nbytes) for (crc, size), data in zip(chains, streams, strict=True)
@@ -45,13 +45,13 @@ def joined(first: Chains, second: Chains) -> Chains:
 
 
 def shown(rows: int, chains: Chains) -> str:
-    """One word for all streams and the number of rows."""
+    """The digest of all streams and the number of rows, as text."""
     words = struct.pack(f"<{1 + 2 * STREAMS}Q", rows, *(number for chain in chains for number in chain))
     return hashlib.blake2b(words, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _streams(array: pa.Array) -> Iterator[memoryview]:
-    """The bytes of a column: nothing is copied but lengths."""
+    """The streams of a column; only lengths are copied."""
     kind = array.type
     if pa.types.is_list(kind):
         yield _lengths(array)
@@ -95,7 +95,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _shifted(crc: int, size: int) -> int:
-    """What a CRC becomes by so many bytes of zeros behind, those of its start and end left out: times x ** (8 * size)."""
+    """The CRC after `size` more zero bytes, without its initial and final complement: the product with x ** (8 * size)."""
     power = 1 << 23  # x ** 8
     while size:
         if size & 1:

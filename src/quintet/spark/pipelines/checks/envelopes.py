@@ -1,11 +1,11 @@
 """Verifies and counts signatures of peerbus envelopes: the values of topics `peerbus/NAME`.
 
 sound     the hmac is that of the shared secret over the envelope's canonical form
-forged    a peer sent it, and it has another hmac, another id than its key, is for another peer, or is no envelope; the
-          first one is named
+forged    a peer sent it, and its hmac is wrong, its id is not its key, it is for another peer, or it is not an envelope; the
+          offset of the first one is reported
 unsigned  the hmac is empty: its sender has no secret
-peer      signed with a key of the peer's own ("kid:hex"), which the shared secret cannot judge
-other     no envelope: another door than peerbus wrote it, and the broker made one of it for who received it
+peer      signed with a key of the peer's own ("kid:hex"), which cannot be verified with the shared secret
+other     not an envelope: it was published by another door than peerbus; the broker makes an envelope when it delivers it
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from quintet.model import envelope
 from quintet.model.errors import ProtocolError
 
 PREFIX: Final = "peerbus/"
-ORIGIN: Final = "peerbus:"  # of what peers sent
+ORIGIN: Final = "peerbus:"  # how the origin of records begins that peers sent
 COLUMNS: Final = ("key", "value", "offset", "origin")
 
 
@@ -46,7 +46,7 @@ NONE: Final = Signatures()
 
 
 def judged(batch: pa.RecordBatch, name: str, secret: bytes) -> Signatures:
-    """The records of this peer's mailbox; columns key, value, offset and origin."""
+    """Count the signatures in records of this peer's mailbox, with the columns key, value, offset and origin."""
     counts = dict.fromkeys(("sound", "forged", "unsigned", "peer", "other"), 0)
     at = -1
     columns = (batch.column(each).to_pylist() for each in ("key", "value", "origin", "offset"))
@@ -59,7 +59,7 @@ def judged(batch: pa.RecordBatch, name: str, secret: bytes) -> Signatures:
 
 
 def judge(key: bytes, value: bytes, name: str, secret: bytes) -> str:
-    """The kind of one record that a peer sent to this one: its key is the envelope's id."""
+    """The kind of one record that a peer sent to this peer. Its key must be the envelope's id."""
     try:
         found = envelope.parse(value, strict=False)
     except ProtocolError:

@@ -1,7 +1,7 @@
-"""Reads a range of a partition in a task of the audit, past any damage in it, into one `Slice`.
+"""Reads and checks a range of a partition in a Spark task of the audit, and goes on after damage.
 
-Rows come as record batches and stay in this process; everything is done by the batch. A batch that does not check out is
-noted, and the reading goes on at the next offset that does. Nothing here decides what a finding means for the audit.
+Record batches stay in this process, and each is checked as a whole. A batch that cannot be read is recorded, and reading goes on at the
+next offset that can. The result is one `Slice`; what it means for the audit is decided in audit.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError, ReadOptions
 from quintet.spark.source.spans import MappedSpan
 
-DAMAGES_MAX: Final = 1_000  # of one range; what is behind them is not read
-DAMAGE: Final = {CorruptData.code, DataLost.code, OffsetNotFound.code}  # what an audit is there to find
+DAMAGES_MAX: Final = 1_000  # of one range; what follows them is not read
+DAMAGE: Final = {CorruptData.code, DataLost.code, OffsetNotFound.code}  # errors that are findings of the audit
 OFFSET_ONLY: Final = ("offset",)
 
 
 class Damage(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets first to last - 1 cannot be read, and why."""
+    """Offsets first to last - 1 cannot be read; `why` is the error."""
 
     first: int
     last: int
@@ -35,7 +35,7 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """What was found in offsets first to last - 1 of a partition."""
+    """The findings in offsets first to last - 1 of a partition."""
 
     topic: str
     partition: int
@@ -61,7 +61,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
 
 def examine(asked: ReadOptions, part: MappedSpan, back_us: int, secret: bytes = b"") -> Slice:
-    """Read a range whole. With a secret, the signatures of the envelopes in the mailboxes of peers are looked at, too."""
+    """Read and check a range. With a secret, also verify the signatures of envelopes in the mailboxes of peers."""
     span, damages = part.span, list[Damage]()
     found = Slice(span.topic, span.partition, span.first, span.last)
     mailbox = span.topic.removeprefix(envelopes.PREFIX) if secret and span.topic.startswith(envelopes.PREFIX) else ""
@@ -88,7 +88,7 @@ def examine(asked: ReadOptions, part: MappedSpan, back_us: int, secret: bytes = 
 
 
 def united(slices: Sequence[Slice], back_us: int) -> Slice:
-    """One slice of neighbours in their order."""
+    """Adjacent slices, in their order, as one."""
 
     def pair(one: Slice, two: Slice) -> Slice:
         if not one.rows or not two.rows:
@@ -113,7 +113,7 @@ def united(slices: Sequence[Slice], back_us: int) -> Slice:
 
 
 def _merged(one: tuple[Damage, ...], two: tuple[Damage, ...]) -> tuple[Damage, ...]:
-    """A batch that is broken may lie on both sides of a cut."""
+    """The damages of two adjacent slices; a broken batch may be in both."""
     if one and two and one[-1].last == two[0].first:
         return (*one[:-1], Damage(one[-1].first, two[0].last, one[-1].why), *two[1:])
     return (*one, *two)
@@ -125,7 +125,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> "np.typing.NDArray[np.int64]":
 
 
 def _pieces(asked: ReadOptions, part: MappedSpan, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch | Damage]:
-    """The record batches of a range, and between them what cannot be read."""
+    """The record batches of a range, and between them the damages."""
     following, last = part.span.first, part.span.last
     for _ in range(DAMAGES_MAX):
         rest = part._replace(span=part.span._replace(first=following))
@@ -144,11 +144,11 @@ def _pieces(asked: ReadOptions, part: MappedSpan, wanted: tuple[str, ...]) -> It
         following = sound
         if following >= last:
             return
-    yield Damage(following, last, f"not read: there are more than {DAMAGES_MAX} damages before it")
+    yield Damage(following, last, f"not read: there are more than {DAMAGES_MAX:,} damages before it")
 
 
 def _sound(asked: ReadOptions, part: MappedSpan) -> int:
-    """The first offset of a range from which on it can be read, or its end."""
+    """The first offset of a range that can be read, or its end."""
     span = part.span
     if _here(part):
         bits = columns.bits(OFFSET_ONLY)

@@ -1,11 +1,11 @@
-"""Compares an archive with its topics: every row of one is in the other, once, with the same key, value and time.
+"""Compares an archive with its topics: whether every row of one is in the other, once, with the same key, value and time.
 
-    1   of each partition of the archive: its first and last offset           reads one column
-    2   BUCKET offsets at a time, on both sides: how many rows, and a sum and an exclusive or of their hashes
-    3   only of buckets that differ: row by row, and the first wrong one is named
+    1   the first and last offset of each partition of the archive            reads one column
+    2   for BUCKET offsets at a time, on both sides: the number of rows, and the sum and exclusive or of their hashes
+    3   only for buckets that differ: row by row; the first wrong one is reported
 
-Each side is read once unless something is wrong, and what is shuffled is a row per bucket. Compared are the offsets that both
-sides can have: what the topic's retention took, and what is newer than the archive or older than its beginning, is not.
+Each side is read once unless they differ, and Spark shuffles one row per bucket. Only offsets that both sides can have are compared:
+not those that the topic's retention removed, nor those newer than the archive or older than its beginning.
 """
 
 import json
@@ -28,7 +28,7 @@ HALF: Final = 0xFFFFFFFF  # so that the sum of a bucket cannot overflow
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """Of one partition: the offsets to compare, and how many rows of the topic are outside of the archive."""
+    """The offsets of one partition to compare, and how many rows of the topic are older or newer than the archive."""
 
     topic: str
     partition: int
@@ -46,7 +46,7 @@ def reconcile(
     topics: list[str],
     where: Mapping[str, str] | None = None,
 ) -> tuple[list[str], bool]:
-    """What to say about the archive, and whether it is right. `where`: storage.* and catalog.* options of the archive."""
+    """Notes about the archive, and whether it is right. `where`: its storage.* and catalog.* options."""
     from pyspark.sql import functions as F
 
     from quintet.spark.lake import read
@@ -93,7 +93,7 @@ def reconcile(
 
 
 def _extents(archive: "DataFrame", options: Common, topics: list[str]) -> list[Extent]:
-    """The archive is asked first: so everything in it is in the topic, or was."""
+    """The offsets to compare. The archive is read first, so all its rows are in the topic, or were."""
     from pyspark.sql import functions as F
 
     ends = {
@@ -137,7 +137,7 @@ def _topic_rows(spark: "SparkSession", options: Common, extents: list[Extent], t
 
 
 def _hashed(frame: "DataFrame", side: str) -> "DataFrame":
-    """Where each row is, a hash of what it says, and the side it is of."""
+    """Topic, partition and offset of each row, a hash of its content, and its side."""
     from pyspark.sql import functions as F
 
     said: list[Column] = [F.col("key").isNull(), F.col("key"), F.col("value").isNull(), F.col("value")]
@@ -158,7 +158,7 @@ def _buckets(frame: "DataFrame", side: str) -> "DataFrame":
 def _differences(
     spark: "SparkSession", options: Common, rows: "DataFrame", wrong: "DataFrame", topics: list[str]
 ) -> "Row":
-    """Row by row: those that differ, counted by how, and the first one. What retention took meanwhile does not count."""
+    """The rows that differ, counted by kind, and the first one; without rows that retention removed meanwhile."""
     from pyspark.sql import functions as F
 
     of_topic, of_archive = F.col("side") == "topic", F.col("side") == "archive"
@@ -182,7 +182,7 @@ def _differences(
         .cache()
     )
     try:
-        each.count()  # read now, and ask what is kept only then
+        each.count()  # reads now, before asking which offsets are kept
         kept = [
             (info.name, number, part.first)
             for info in _topics(options, topics)

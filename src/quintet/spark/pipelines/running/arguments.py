@@ -1,7 +1,7 @@
-"""Turns KEY=VALUE words and a TOML file into a pipeline's Options, checked field by field. No Spark here.
+"""Turns KEY=VALUE arguments and a TOML file into a pipeline's Options, checked field by field.
 
-Every complaint is one ConfigError that names the option, and shows its value unless that may be a secret. `described` is the
-way back: the options of a pipeline for its --help.
+Every error is a ConfigError that names the option, and shows its value unless that may be a secret. `described` lists the options of
+a pipeline for its --help. Nothing here needs Spark.
 """
 
 import difflib
@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -23,7 +23,7 @@ FILE_BYTES_MAX: Final = 1024 * 1024
 VALUE_CHARS: Final = 60  # of a wrong value are shown
 SECRETS: Final = frozenset({"url", "password", "token", "storage", "catalog"})
 _EXPECTED: Final = re.compile(r"Expected `([^`]*)`, got `[^`]*`")
-# msgspec's word for a type -> ours
+# msgspec's name of a type -> what users read
 _WORDS: Final = {
     "int": "a whole number",
     "float": "a number",
@@ -35,7 +35,7 @@ _WORDS: Final = {
 
 
 class Described(NamedTuple):
-    """One option for people. `default` None: it must be given."""
+    """One option, for --help. `default` None: it is required."""
 
     name: str
     kind: str
@@ -44,36 +44,37 @@ class Described(NamedTuple):
 
 
 def words(arguments: Iterable[str]) -> dict[str, str]:
-    """KEY=VALUE words as a mapping. Dashes in a key are underscores, as in the options of commands."""
+    """KEY=VALUE arguments as a mapping. Dashes in a key become underscores, as in the options of commands."""
     found: dict[str, str] = {}
     for word in arguments:
         key, equals, value = word.partition("=")
         key, dot, name = key.strip().removeprefix("--").partition(".")
-        key = key.replace("-", "_") + dot + name  # what follows a dot is somebody else's word
+        key = key.replace("-", "_") + dot + name  # names after a dot belong to another library, and stay as they are
         if not equals or not key:
-            raise ConfigError(f"{word!r} is no option of a pipeline", hint="write KEY=VALUE, for instance topic=orders")
+            raise ConfigError(
+                f"{word!r} is not an option of a pipeline", hint="write KEY=VALUE, for instance topic=orders"
+            )
         if key in found:
             raise ConfigError(f"option {key} is given twice")
         found[key] = value
     return found
 
 
-def file(path: Path) -> dict[str, Any]:
+def file(path: Path) -> dict[str, object]:
     """The options of a TOML file."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} has over {FILE_BYTES_MAX} bytes, which is more than options need")
+            raise ConfigError(f"{path} has more than {FILE_BYTES_MAX:,} bytes, the limit for a file of options")
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def options(module: ModuleType, given: Mapping[str, Any]) -> Common:
-    """The Options of a pipeline. Texts become what a field needs: numbers, lists of a,b,c, tables of JSON."""
-    kind: type[Common] = module.Options
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+def options(module: ModuleType, given: Mapping[str, object]) -> Common:
+    """The Options of a pipeline. Strings are converted to the type of the field: numbers, lists a,b,c, tables as JSON."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(module.Options)}
     given = _nested(fields, given)
     for key in given:
         if key not in fields:
@@ -85,7 +86,7 @@ def options(module: ModuleType, given: Mapping[str, Any]) -> Common:
             raise ConfigError(f"option {name} is missing", hint=_description(field) or f"write {name}=VALUE")
     found = {name: _convert(fields[name], value) for name, value in given.items()}
     try:
-        made = kind(**{fields[name].name: value for name, value in found.items()})
+        made: Common = module.Options(**{fields[name].name: value for name, value in found.items()})
         if isinstance(made, Streaming):
             made.trigger_options()
         target(made.access())
@@ -96,8 +97,8 @@ def options(module: ModuleType, given: Mapping[str, Any]) -> Common:
     return made
 
 
-def _nested(fields: Mapping[str, msgspec.structs.FieldInfo], given: Mapping[str, Any]) -> dict[str, Any]:
-    """storage.region=x as an entry of the table `storage`; it wins over what a file says of it."""
+def _nested(fields: Mapping[str, msgspec.structs.FieldInfo], given: Mapping[str, object]) -> dict[str, object]:
+    """Put storage.region=x into the table `storage`, where it takes precedence over the file."""
     found = dict(given)
     for key, value in given.items():
         head, dot, name = key.partition(".")
@@ -109,7 +110,7 @@ def _nested(fields: Mapping[str, msgspec.structs.FieldInfo], given: Mapping[str,
 
 
 def described(module: ModuleType) -> list[Described]:
-    """The options of a pipeline, those that must be given first."""
+    """The options of a pipeline, required ones first."""
     found = []
     for field in msgspec.structs.fields(module.Options):
         default: str | None = None
@@ -122,7 +123,7 @@ def described(module: ModuleType) -> list[Described]:
     return sorted(found, key=lambda row: row.default is not None)
 
 
-def _convert(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+def _convert(field: msgspec.structs.FieldInfo, value: object) -> object:
     name, about = field.encode_name, inspect.type_info(field.type)
     if isinstance(about, inspect.Metadata):
         about = about.type
@@ -142,8 +143,8 @@ def _convert(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         raise ConfigError(f"option {name}: {_complaint(name, value, str(error))}") from error
 
 
-def _complaint(name: str, value: Any, text: str) -> str:
-    shown = "" if name in SECRETS else f"{str(value)[:VALUE_CHARS]!r} does not do; "
+def _complaint(name: str, value: object, text: str) -> str:
+    shown = "" if name in SECRETS else f"{str(value)[:VALUE_CHARS]!r} is wrong; "
     expected = _EXPECTED.search(text)
     if expected:
         kinds = [_WORDS.get(kind.strip(), kind.strip()) for kind in expected[1].split("|")]
@@ -158,7 +159,7 @@ def _description(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _kind(about: inspect.Type) -> str:
-    """A type in a word or two."""
+    """The type of an option as --help shows it."""
     if isinstance(about, inspect.Metadata):
         return _kind(about.type)
     if isinstance(about, inspect.LiteralType):

@@ -1,8 +1,8 @@
-"""Chooses where a run keeps its checkpoint and what it is called, and locks it against a second run of the same name.
+"""Chooses the name and the checkpoint directory of a run, and locks the directory against a second run.
 
-The lock is the kernel's (flock) on a file in the checkpoint's directory, so one that a killed process left behind holds nobody
-up; the number of the process is in it for people. A checkpoint that is not on this machine (s3a://, hdfs://) is locked beside
-the default ones: two machines can still meet there, and then Spark's own log of batches lets only one of them commit.
+The lock is flock on a file in the checkpoint's directory, which the kernel releases when a process is killed; the file contains the
+process id, for people. For a checkpoint that is not on this machine (s3a://, hdfs://) the lock file is in the default directory of the
+name. Two machines may then use one checkpoint at a time, and Spark's own log of batches lets only one of them commit.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.spark.source.options import without_file
 
 NAME_CHARS_MAX: Final = 100
 LOCK: Final = "quintet.lock"
-# The options that say what a pipeline reads: the default name is made of them.
+# Options that name what a pipeline reads; the default name is made of them.
 TOPICS: Final = ("topics", "topic", "left", "right", "pattern")
 _PLAIN: Final = re.compile(r"[^\w.,+=@-]")
 
@@ -30,24 +30,25 @@ class InUse(QuintetError, RuntimeError):
     code = "E2103"
 
 
-def default_name(kind: str, given: Mapping[str, Any]) -> str:
-    """archive-orders, join-clicks-orders."""
+def default_name(kind: str, given: Mapping[str, object]) -> str:
+    """Kind and topics: archive-orders, join-clicks-orders."""
     found = [given[key] for key in TOPICS if given.get(key)]
     topics = [",".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in found]
     return "-".join([kind.rpartition(".")[2], *topics])[:NAME_CHARS_MAX]
 
 
 def check_name(name: str) -> str:
-    """A name people can type and the broker takes."""
+    """The name, if the broker accepts it; ConfigError if not."""
     if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise ConfigError(
-            f"a name has 1 to {NAME_CHARS_MAX} characters that can be printed", hint="choose one with --name"
+            f"name {name[:NAME_CHARS_MAX]!r}: a name has 1 to {NAME_CHARS_MAX} printable characters",
+            hint="choose one with --name",
         )
     return name
 
 
 def state_folder(name: str, environment: Mapping[str, str] | None = None) -> Path:
-    """Where a run of this name keeps what it must remember, unless told otherwise. No two names share one."""
+    """The default checkpoint directory of a name. No two names share one."""
     environment = os.environ if environment is None else environment
     root = environment.get("XDG_STATE_HOME", "")
     base = Path(root) if Path(root).is_absolute() else Path.home() / ".local" / "state"
@@ -59,7 +60,7 @@ def state_folder(name: str, environment: Mapping[str, str] | None = None) -> Pat
 
 @contextlib.contextmanager
 def locked(name: str, checkpoint: str) -> Iterator[None]:
-    """Hold the checkpoint for this process; InUse names the one that has it."""
+    """Lock the checkpoint for this process; InUse names the process that holds it."""
     path = without_file(checkpoint)
     folder = state_folder(name) if "://" in path else Path(path)
     try:

@@ -1,17 +1,26 @@
-"""Adds up the figures of a pipeline's queries from their progress, and makes the line that shows them.
+"""Adds up the figures of a pipeline's queries from Spark's progress reports, and formats them as a line.
 
-Progress is Spark's JSON. A trigger that found nothing reports, too, under the number of the batch that will come next; so
-what was seen already is told by the trigger's time, and only a trigger that ran a batch counts as one.
+A trigger that found no rows also reports, with the id of the batch that comes next. So reports are told apart by the time of their
+trigger, and only a trigger that ran a batch is counted.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from quintet.spark.source.describe import gaps
+from quintet.spark.source.describe import QueryProgress, SourceProgress, TopicOffsets, gaps
 
 _SIZES: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+class Report(Protocol):
+    """pyspark's StreamingQueryProgress, as far as we use it."""
+
+    @property
+    def json(self) -> str: ...
+
+    def __getitem__(self, key: str, /) -> object: ...
 
 
 class Query(Protocol):
@@ -21,13 +30,13 @@ class Query(Protocol):
     def isActive(self) -> bool: ...
 
     @property
-    def status(self) -> Mapping[str, Any]: ...
+    def status(self) -> Mapping[str, object]: ...
 
     @property
-    def lastProgress(self) -> Any: ...
+    def lastProgress(self) -> Report | None: ...
 
     @property
-    def recentProgress(self) -> Sequence[Any]: ...
+    def recentProgress(self) -> Sequence[Report]: ...
 
     def exception(self) -> BaseException | None: ...
 
@@ -36,7 +45,7 @@ class Query(Protocol):
 
 @dataclass(slots=True)
 class Figures:
-    """Counts are since the pipeline began, over all of its restarts; the others are of the last batch of each query."""
+    """Counts are since the pipeline began, over all restarts; the other figures are of the last batch of each query."""
 
     batches: int = 0
     rows_in: int = 0
@@ -50,10 +59,10 @@ class Figures:
 
 @dataclass(slots=True)
 class ProgressPoller:
-    """Looks at queries again and again. `begin` is for queries that were started anew."""
+    """Reads the progress of queries when `look` is called. Call `begin` when queries are started."""
 
     figures: Figures = field(default_factory=Figures)
-    _last: list[dict[str, Any]] = field(default_factory=list)
+    _last: list[QueryProgress] = field(default_factory=list)
 
     def begin(self, count: int) -> None:
         self._last = [{} for _ in range(count)]
@@ -74,31 +83,31 @@ class ProgressPoller:
         figures.state_bytes = sum(int(_number(state.get("memoryUsedBytes"))) for state in states)
         return figures
 
-    def _fresh(self, query: Query, seen: str) -> Iterable[dict[str, Any]]:
-        """What came since, oldest first. One call when there is nothing new, which is nearly always."""
+    def _fresh(self, query: Query, seen: str) -> Iterable[QueryProgress]:
+        """The reports since `seen`, oldest first. Asks only for the last one if there is nothing new, as nearly always."""
         newest = query.lastProgress
         if newest is None or json.loads(newest.json)["timestamp"] <= seen:
             return []
         found = [json.loads(each.json) for each in query.recentProgress]
         return [each for each in found if each["timestamp"] > seen]
 
-    def _add(self, progress: Mapping[str, Any]) -> None:
+    def _add(self, progress: QueryProgress) -> None:
         self.figures.batches += _ran(progress)
         self.figures.rows_in += int(_number(progress.get("numInputRows")))
         self.figures.rows_out += max(0, int(_number(progress.get("sink", {}).get("numOutputRows"))))
 
 
-def _ran(progress: Mapping[str, Any]) -> bool:
+def _ran(progress: QueryProgress) -> bool:
     return "addBatch" in progress.get("durationMs", {})
 
 
-def _number(value: Any) -> float:
-    """Spark leaves figures out, and divides by zero."""
+def _number(value: object) -> float:
+    """A figure of Spark's, which may be missing, or NaN or infinite after a division by zero."""
     return value if isinstance(value, int | float) and 0 <= value < float("inf") else 0
 
 
-def lag(source: Mapping[str, Any]) -> int:
-    """Records of one source that were not read yet: the latest offsets less those reached. 0 for a source that is not ours."""
+def lag(source: SourceProgress) -> int:
+    """How many records of a source are not read yet: its latest offsets minus those reached. 0 for sources other than ours."""
     latest, reached = source.get("latestOffset"), source.get("endOffset")
     if not isinstance(latest, dict) or not isinstance(reached, dict):
         return 0
@@ -107,7 +116,7 @@ def lag(source: Mapping[str, Any]) -> int:
     return sum(sum(gaps(_marks(reached.get(topic)), marks)) for topic, marks in latest.items())
 
 
-def _marks(found: object) -> Mapping[str, Any] | None:
+def _marks(found: object) -> TopicOffsets | None:
     return found if isinstance(found, dict) else None
 
 

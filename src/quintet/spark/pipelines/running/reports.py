@@ -1,7 +1,7 @@
 """Reports the state of a pipeline to the broker from a thread of its own, and receives its stop orders.
 
-The broker may be away or slow: a pipeline never waits for it. Only the newest report is kept; what was not sent when the next
-one comes was of no use any more.
+A pipeline never waits for the broker, which may be slow or unreachable. Only the newest report is kept: one that was not sent when
+the next one comes is dropped.
 """
 
 import threading
@@ -15,11 +15,11 @@ from quintet.spark.source.options import OptionError
 LAST_S: Final = 5.0  # how long the end of a pipeline waits for its last report to arrive
 DETAIL_BYTES_MAX: Final = 1000  # the broker takes no more
 
-Send = Callable[[PipelineReport], bool]  # True: it shall stop
+Send = Callable[[PipelineReport], bool]  # True: the pipeline is to stop
 
 
 class Reporter:
-    """Sends the newest report. `stop` is set when an answer says so; `trouble` is what kept the last one from arriving."""
+    """Sends the newest report. `stop` is set when the broker asks for it; `trouble` is the error of the last report."""
 
     def __init__(self, send: Send, stop: threading.Event) -> None:
         self.trouble = ""
@@ -37,7 +37,7 @@ class Reporter:
             self._changed.notify()
 
     def close(self) -> None:
-        """Send what is left, and wait for that a while."""
+        """Send the last report, and wait for that at most LAST_S."""
         with self._changed:
             self._ends = True
             self._changed.notify()

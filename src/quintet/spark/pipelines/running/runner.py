@@ -1,13 +1,13 @@
-"""Runs a pipeline: makes the session, starts it, shows how far it is, starts it again when it fails, stops it when told.
+"""Runs a pipeline: makes the session, shows progress, restarts it after failures, and stops it when asked.
 
     starting ---> running ---> finished        it came to its end (trigger=now, or a pipeline that ends)
-                  |  ^   +---> stopped         a signal, or an order by the broker
+                  |  ^   +---> stopped         a signal, or a stop order of the broker
           failure |  | pause
                   v  |
-               restarting ---> failed          what a restart cannot cure, or too many of them
+               restarting ---> failed          a failure that a restart cannot cure, or too many failures
 
-Time, the session, the screen and the way to the broker are parameters; what fails and why is failures.py, the figures are
-progress.py, names and locks directories.py. Nothing here knows a particular pipeline.
+Clock, session, screen and the connection to the broker are parameters. failures.py explains errors, progress.py has the figures,
+directories.py names and locks. Nothing here knows a particular pipeline.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from quintet.flight.wire import PipelineReport
 from quintet.spark import pipelines
@@ -39,9 +39,9 @@ EXIT_FAILED: Final = 1
 TICK_S: Final = 1.0
 REPORT_S: Final = 2.0
 LINE_S: Final = 10.0  # between two lines when the output is not a terminal
-BATCH_ENDS_S: Final = 30.0  # how long a batch under way may take to end before it is broken off
+BATCH_ENDS_S: Final = 30.0  # how long a running batch may take to end before it is interrupted
 DRAIN_S: Final = 0.1
-GREETING_S: Final = "5"  # how long the first call waits for a broker that is not there
+GREETING_S: Final = "5"  # how long the first call waits for a broker that cannot be reached
 
 
 class Clock(Protocol):
@@ -64,12 +64,12 @@ class RealClock:
 
 
 class Screen:
-    """What people see. This one is for a log: sentences, and a line every ten seconds."""
+    """Shows a run to people. This one is for a log: notes, and a line of figures every ten seconds."""
 
     every_s = LINE_S  # between two calls of `show`
 
     def show(self, text: str) -> None:
-        """Where it is now."""
+        """Show the current figures."""
         self.note(text)
 
     def note(self, text: str) -> None:
@@ -77,12 +77,12 @@ class Screen:
         sys.stderr.flush()
 
     def summary(self, report: PipelineReport, seconds: float) -> None:
-        """The end of a pipeline that goes on."""
+        """Show the end of a streaming pipeline."""
         rate = report.rows_in / seconds if seconds else 0.0
         self.note(f"{report.name}: {report.state}, {report.rows_in:,} rows in {seconds:,.1f} s, {rate:,.0f}/s")
 
     def result(self, result: Result) -> None:
-        """What a pipeline that ends gave back."""
+        """Show the result of a pipeline that ends by itself."""
         rows = ["\t".join(map(str, row)) for row in (result.columns, *result.rows)]
         sys.stdout.write("".join(f"{text}\n" for text in (result.title, *rows)))
         for text in (*result.notes, *result.pictures):
@@ -94,13 +94,13 @@ class Screen:
 
 @dataclass(slots=True)
 class Job:
-    """A pipeline that is to be run."""
+    """A pipeline to run, and how."""
 
     kind: str
     module: ModuleType
     options: Common
     name: str
-    restarts: int | None = None  # None: as many as it takes
+    restarts: int | None = None  # None: no limit
     verbose: bool = False
 
     @property
@@ -118,7 +118,7 @@ class Runner:
     screen: Screen = field(default_factory=Screen)
     clock: Clock = field(default_factory=RealClock)
     stop: threading.Event = field(default_factory=threading.Event)
-    spark: Any = None  # the session that it used last
+    spark: "SparkSession | None" = None  # the session that it used last
     _watch: ProgressPoller = field(default_factory=ProgressPoller)
     _state: str = "starting"
     _detail: str = ""
@@ -130,7 +130,7 @@ class Runner:
     _reporter: Reporter | None = None
 
     def go(self) -> int:
-        """Run to the end; the exit code."""
+        """Run to the end, and return the exit code."""
         self._began, self._began_us = self.clock.monotonic(), self.clock.today_us()
         self._reporter = Reporter(self.send, self.stop)
         try:
@@ -142,14 +142,16 @@ class Runner:
 
     # -- restarts -----------------------------------------------------------------------------------------------------
 
-    def _again(self, attempt: Callable[[], int]) -> int:
+    def _again(self, attempt: "Callable[[SparkSession], int]") -> int:
         patience = Patience(self.job.restarts)
         while True:
             started = self.clock.monotonic()
             try:
-                self.spark = self.session(self.spark)
-                return self._ended("stopped") if self.stop.is_set() else attempt()
-            except Exception as error:  # whatever it is: a pipeline that runs by night must not end for want of a name
+                spark = self.spark = self.session(self.spark)
+                return self._ended("stopped") if self.stop.is_set() else attempt(spark)
+            except (
+                Exception
+            ) as error:  # of any kind: an unattended pipeline must not end by an error that nobody foresaw
                 failure = explain(error)
             if self.stop.is_set():
                 return self._ended("stopped")
@@ -176,12 +178,12 @@ class Runner:
         if self.job.verbose:
             self.screen.note(failure.detail)
 
-    # -- pipelines that go on -----------------------------------------------------------------------------------------
+    # -- streaming pipelines -----------------------------------------------------------------------------------------
 
-    def _stream(self) -> int:
-        others = {query.id for query in self.spark.streams.active}
+    def _stream(self, spark: "SparkSession") -> int:
+        others = {query.id for query in spark.streams.active}
         try:
-            queries: Sequence[Query] = list(self.job.module.start(self.spark, self.job.options))
+            queries: Sequence[Query] = list(self.job.module.start(spark, self.job.options))
             self._watch.begin(len(queries))
             self._become("running")
             while not self.clock.wait(self.stop, TICK_S):
@@ -197,29 +199,29 @@ class Runner:
             self._drain(queries)
             return self._ended("stopped")
         finally:
-            with contextlib.suppress(Exception):  # the virtual machine may be gone, and with it the queries
-                for query in list(self.spark.streams.active):
-                    if query.id not in others:
-                        query.stop()
+            with contextlib.suppress(Exception):  # the JVM may be gone, and with it the queries
+                for left in list(spark.streams.active):
+                    if left.id not in others:
+                        left.stop()
 
     def _drain(self, queries: Sequence[Query]) -> None:
-        """Let the batches under way end, for a while. One that is broken off is done again at the next start."""
-        self.screen.note(f"{self.job.name}: stopping when the batch under way has ended")
+        """Wait a while for running batches to end. One that is interrupted is repeated at the next start."""
+        self.screen.note(f"{self.job.name}: stopping when the running batch has ended")
         until = self.clock.monotonic() + BATCH_ENDS_S
-        before = [_batch(query) for query in queries]
+        before = [_batch_id(query) for query in queries]
         never = threading.Event()
         for query, batch in zip(queries, before, strict=True):
-            while query.isActive and query.status.get("isTriggerActive") and _batch(query) == batch:
+            while query.isActive and query.status.get("isTriggerActive") and _batch_id(query) == batch:
                 if self.clock.monotonic() >= until:
                     break
                 self.clock.wait(never, DRAIN_S)
             query.stop()
         self._watch.look(queries)
 
-    # -- pipelines that end -------------------------------------------------------------------------------------------
+    # -- pipelines that end by themselves -------------------------------------------------------------------------------------------
 
-    def _batch(self) -> int:
-        """In a thread, so that signals and stop orders are handled meanwhile."""
+    def _batch(self, spark: "SparkSession") -> int:
+        """Runs in a thread, so that signals and stop orders are handled meanwhile."""
         from pyspark.util import InheritableThread
 
         outcome: list[Result | BaseException] = []
@@ -227,7 +229,7 @@ class Runner:
         def work() -> None:
             stop_on(self.stop)
             try:
-                outcome.append(self.job.module.run(self.spark, self.job.options))
+                outcome.append(self.job.module.run(spark, self.job.options))
             except BaseException as error:
                 outcome.append(error)
 
@@ -237,7 +239,7 @@ class Runner:
         while thread.is_alive():
             thread.join(TICK_S if not self.stop.is_set() else DRAIN_S)
             if self.stop.is_set():
-                self.spark.sparkContext.cancelAllJobs()
+                spark.sparkContext.cancelAllJobs()
             self._tick()
         found = outcome[0]
         if isinstance(found, BaseException):
@@ -296,30 +298,30 @@ class Runner:
         took = self.clock.monotonic() - self._began
         if isinstance(self.job.options, Streaming):
             self.screen.summary(self.report(), took)
-            self._say_what_waits(state)
+            self._note_waiting(state)
         else:
             self.screen.note(f"{self.job.name}: {state} after {took:.0f} s")
         return EXIT_DONE
 
-    def _say_what_waits(self, state: str) -> None:
-        """A run that took all there was has published less than that where a watermark must pass first."""
+    def _note_waiting(self, state: str) -> None:
+        """After trigger=now, note what was read and not published because a watermark must pass first."""
         waiting: Callable[[Common, int], str] | None = getattr(self.job.module, "waiting", None)
         text = waiting(self.job.options, self._watch.figures.state_rows) if waiting and state == "finished" else ""
         if text:
             self.screen.note(f"{self.job.name}: {text}")
 
 
-def _batch(query: Query) -> Any:
+def _batch_id(query: Query) -> object:
     last = query.lastProgress
     return None if last is None else last["batchId"]
 
 
-# -- from words to a run ----------------------------------------------------------------------------------------------
+# -- from options to a run ----------------------------------------------------------------------------------------------
 
 
 def prepare(
     kind: str,
-    options: Mapping[str, Any] | Common,
+    options: Mapping[str, object] | Common,
     *,
     name: str = "",
     checkpoint: str = "",
@@ -348,7 +350,7 @@ def prepare(
 
 def run(
     kind: str,
-    options: Mapping[str, Any] | Common,
+    options: Mapping[str, object] | Common,
     *,
     name: str = "",
     checkpoint: str = "",
@@ -363,15 +365,15 @@ def run(
 
     Args:
         kind: a name of PIPELINES, or the path of a module that is a pipeline.
-        options: its Options, or what they are made of: names and texts.
-        name: what it is called in `quintet pipeline status`; kind and topics unless given.
-        checkpoint: where it remembers how far it is; beside other state of this user unless given.
-        restarts: at most so many without ten good minutes between them. Without a number: no limit, 5 for trigger=now.
+        options: its Options, or a mapping of names to values.
+        name: its name in `quintet pipeline status`; made of kind and topics unless given.
+        checkpoint: directory of Spark's checkpoint; in the user's state directory unless given.
+        restarts: the limit, counted anew after ten minutes without a failure. None: no limit, 5 for trigger=now.
         spark: a session to use, which is left open; without one, a session of its own on `master` with the settings `conf`.
 
     Raises:
         ConfigError: an option is unknown, missing or wrong.
-        InUse: it runs already.
+        InUse: a pipeline of this name runs already.
     """
     from quintet.spark.source.connection import FlightConnection
 
@@ -388,9 +390,9 @@ def run(
         def session(before: "SparkSession | None") -> "SparkSession":
             if before is None:
                 with FlightConnection(target({**access, "retrySeconds": GREETING_S})) as greeting:
-                    greeting.login()  # wrong credentials are known before Spark has started
+                    greeting.login()  # so that wrong credentials fail before Spark has started
             found = spark or sessions.renewed(before, master, job.name, verbose, conf)
-            listen()  # again: a new session takes SIGINT for itself
+            listen()  # again: a new session installs a handler of SIGINT
             return found
 
         runner = Runner(job, session, connection.pipeline_report, screen, stop=stop)
@@ -404,7 +406,7 @@ def run(
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event) -> Iterator[Callable[[], None]]:
-    """SIGINT and SIGTERM ask for an end; the second one takes it. What is yielded listens again."""
+    """SIGINT and SIGTERM set `stop`; a second one raises KeyboardInterrupt. Yields a function that installs the handlers again."""
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
@@ -415,7 +417,7 @@ def _signals(stop: threading.Event) -> Iterator[Callable[[], None]]:
         for number in before:
             signal.signal(number, ask)
 
-    here = threading.current_thread() is threading.main_thread()  # no other may listen
+    here = threading.current_thread() is threading.main_thread()  # only the main thread may set handlers
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if here else {}
     listen()
     try:

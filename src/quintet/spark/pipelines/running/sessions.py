@@ -1,53 +1,56 @@
-"""Makes the session of a pipeline, and a new one when its virtual machine died or its context was stopped.
+"""Makes the Spark session of a pipeline, and a new one when its JVM died or its context was stopped.
 
-pyspark keeps one gateway and one context for the whole process and offers no way to let go of a machine that is gone: that
-is what `forget` does, and the only place that touches pyspark's own attributes.
+pyspark keeps one gateway and one context for the whole process and has no function to drop those of a dead JVM. `forget` does that; it
+is the only place that sets pyspark's own attributes.
 """
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from quintet.spark.sessions import launch, start
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway, JavaObject, JVMView  # type: ignore[import-untyped]  # py4j ships no types
     from pyspark.sql import SparkSession
 
-# Spark's log of errors repeats in many lines what is said in one sentence; --verbose shows it.
+# Spark's log repeats in many lines the error that we show as one sentence; --verbose shows the log.
 QUIET: Final = {"spark.log.level": "OFF"}
-# Loggers of pyspark that print what is raised as well.
+# Loggers of pyspark that print errors which are also raised.
 LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def renewed(
     before: "SparkSession | None", master: str | None, name: str, verbose: bool, conf: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """The session before if it can still be used, else a new one. `conf` is the user's, and goes over what a command wants."""
+    """The earlier session if it can still be used, else a new one. `conf` has the user's settings, which take precedence."""
     if before is not None:
         if usable(before):
             return before
         forget(before)
     fresh = not running()
-    # A command keeps no tables of its own: Spark's folder for them does not belong where the user happens to be.
+    # Spark would make its folder for tables in the user's current directory, although a command makes no tables.
     own = {"spark.app.name": name, "spark.sql.warehouse.dir": str(launch.cache_folder() / "warehouse")}
     if verbose:
         return start.session(master, None, conf or {}, own)
     silence()
     made = start.session(master, None, conf or {}, own | QUIET)
-    if fresh and QUIET.items() <= dict(made.sparkContext.getConf().getAll()).items():  # or the user wants to see a log
+    if (
+        fresh and QUIET.items() <= dict(made.sparkContext.getConf().getAll()).items()
+    ):  # otherwise the user has asked for a log
         hush(made)
     return made
 
 
 def hush(spark: "SparkSession") -> None:
-    """Let nothing of the virtual machine reach stderr any more: what its Python workers print when it closes their
-    connections, first of all. What stopped it from starting was said before. Java keeps the descriptor, on /dev/null."""
-    java: Any = spark.sparkContext._jvm
+    """Close the stderr of the JVM: otherwise it shows what Python workers print when their connections are closed. Errors of its start
+    were printed before. Java keeps the descriptor, on /dev/null."""
+    java: JVMView = spark.sparkContext._jvm
     java.java.lang.System.err.close()
 
 
 def running() -> bool:
-    """Whether this process has a session already, which is then somebody else's to end."""
+    """Whether this process has a session already, which its maker ends."""
     start.check_packages()
     from pyspark.core.context import SparkContext
 
@@ -55,13 +58,13 @@ def running() -> bool:
 
 
 def end(spark: "SparkSession") -> None:
-    """Stop it, so that its Python workers do not complain when the virtual machine goes."""
+    """Stop the session, so that its Python workers print no errors when the JVM ends."""
     if usable(spark):
         spark.stop()
 
 
 def silence() -> None:
-    """Errors are said once, by who meets them."""
+    """Switch off loggers that repeat errors which are raised."""
     from pyspark.logger import PySparkLogger
 
     for name in LOGGERS:
@@ -71,21 +74,21 @@ def silence() -> None:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """It also logs some of what it raises, to a logger without a name."""
+    """py4j also logs some errors that it raises, to the root logger."""
     return "py4j" not in record.pathname
 
 
 def usable(spark: "SparkSession") -> bool:
-    """Whether the virtual machine answers and its context was not stopped."""
+    """Whether the JVM answers and its context was not stopped."""
     try:
-        context: Any = spark.sparkContext._jsc
+        context: JavaObject | None = spark.sparkContext._jsc
         return context is not None and not context.sc().isStopped()
-    except Exception:  # py4j raises errors of its own, of sockets and of values, for a machine that is gone
+    except Exception:  # py4j raises several kinds of errors if the JVM is gone
         return False
 
 
 def forget(spark: "SparkSession") -> None:
-    """Let go of a session: of its machine, too, if that does not answer any more."""
+    """Stop a session; if its JVM does not answer any more, drop that, too."""
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 
@@ -96,7 +99,7 @@ def forget(spark: "SparkSession") -> None:
     if alive:
         spark.stop()
         return
-    gateway: Any = SparkContext._gateway
+    gateway: JavaGateway | None = SparkContext._gateway
     SparkContext._active_spark_context = None
     SparkContext._gateway = None
     SparkContext._jvm = None
