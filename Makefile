@@ -10,6 +10,8 @@ CARGO := $(shell command -v cargo 2>/dev/null)
 KERNEL_STAMP := .venv/.stamp-kernel-$(if $(CARGO),rust,pure)
 KERNEL_SOURCES := $(shell find kernel -path kernel/target -prune -o \( -name '*.rs' -o -name 'Cargo.toml' \) -print)
 KERNEL_LOG := .venv/kernel-build.log
+# The blocking client is written from the asynchronous one, which a developer changes without installing again.
+BLOCKING := src/quintet/client/blocking/sync.py
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
@@ -19,7 +21,7 @@ LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.1
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 19
 
-setup: $(KERNEL_STAMP) ## create .venv with locked packages and the kernel
+setup: $(KERNEL_STAMP) $(BLOCKING) ## create .venv with locked packages and the kernel
 	@:
 
 run: setup ## start a development broker on loopback
@@ -86,7 +88,7 @@ kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@$(MAKE) --no-print-directory setup
 
 clean: ## remove what the other targets made
-	rm -rf .venv build kernel/target .mypy_cache .ruff_cache .pytest_cache .hypothesis src/quintet/kernel/_native*.so
+	rm -rf .venv build kernel/target .mypy_cache .ruff_cache .pytest_cache .hypothesis src/quintet/kernel/_native*.so $(BLOCKING)
 
 .venv/.stamp-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -95,6 +97,9 @@ clean: ## remove what the other targets made
 	@$(PYTHON) -m venv .venv || { \
 		echo "setup: no virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
+
+$(BLOCKING): $(filter-out $(BLOCKING),$(shell find src/quintet/client -name '*.py')) | .venv/.stamp-venv
+	@$(BIN)/python src/quintet/client/blocking/generate.py
 
 .venv/.stamp-locked: requirements/dev.txt .venv/.stamp-venv
 	@echo "setup: installing up to $$(grep -c == $<) locked packages"
@@ -108,7 +113,7 @@ clean: ## remove what the other targets made
 	@touch $@
 
 # The build may fail without failing the install (optional = true): then the pure twin does the same work, slower.
-$(KERNEL_STAMP): pyproject.toml $(KERNEL_SOURCES) .venv/.stamp-locked
+$(KERNEL_STAMP): pyproject.toml setup.py $(KERNEL_SOURCES) .venv/.stamp-locked
 	@$(if $(CARGO),echo "setup: building the Rust kernel (about a minute, once)",echo "setup: installing quintet")
 	@rm -f .venv/.stamp-kernel-* src/quintet/kernel/_native*.so
 	@CARGO_NET_RETRY=$${CARGO_NET_RETRY:-1} $(BIN)/python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \

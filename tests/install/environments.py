@@ -67,12 +67,13 @@ class Environment:
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel as a machine without Rust builds it: of a copy, so that nothing left of other builds is in it."""
+    """The wheel as a machine without Rust builds it: of a copy, so that nothing left of other builds is in it, and no
+    blocking client but the one that the build writes."""
     source = folder / "source"
-    skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "target")
+    skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "target", "sync.py")
     for name in ("src", "kernel"):
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     (folder / "no-rust").mkdir()
     _uv(

@@ -1,8 +1,8 @@
-"""Writes sync.py, sync_peer.py and sync_kv.py, the blocking twins, from the source of the asynchronous classes:
-`python -m quintet.client.blocking.generate`.
+"""Writes sync.py, the blocking twin, from the source of the asynchronous classes. The build does it (setup.py), and `make setup`.
 
-Every public method keeps its name, signature and docstring; only how it waits differs. A test compares them with what
-this file would write, so the twins cannot drift apart. Needs ruff, for its formatter, which only developers have.
+Every public method keeps its name, signature and docstring; only how it waits differs. The file is not kept in Git: a wheel
+has it, and in a checkout a test says when it is older than its sources. This needs nothing but Python and is run as a
+file: where a wheel is built, the package cannot be imported.
 
     async def m() -> T            def m() -> T               run on the portal
     async generator               Iterator                   step by step
@@ -12,18 +12,14 @@ this file would write, so the twins cannot drift apart. Needs ruff, for its form
 """
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
 CLIENT: Final = HERE.parent
-# module -> the file its twins are in; sync.py if it is not here, which has the names of the others, too
-FILES: Final = {"agents.peer": "sync_peer", "kv": "sync_kv"}
-TARGETS: Final = ("sync", *FILES.values())
+TARGET: Final = HERE / "sync.py"
 
-# class -> its module below quintet.client; in the order they are written
+# class -> its module below quintet.client; in the order they are written, which is that of their use
 TWINS: Final = {
     "Processing": "core.message",
     "Message": "core.message",
@@ -31,11 +27,11 @@ TWINS: Final = {
     "Producer": "producer",
     "Subscription": "core.subscription",
     "Transaction": "transaction",
+    "Watch": "kv",
+    "Cache": "kv",
     "Bus": "bus",
     "PeerMessage": "agents.peer",
     "Peer": "agents.peer",
-    "Watch": "kv",
-    "Cache": "kv",
 }
 BASES: Final = {"Cache": "blocking.mapped.Mapped"}  # what a twin has more, written by hand: class -> module and class
 ROOTS: Final = {"Bus": "connect", "Peer": "peer"}  # they own the portal; and the function that makes them
@@ -68,65 +64,51 @@ DUNDERS: Final = {
 
 HEADER: Final = '''"""The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
 
-Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.blocking.generate` writes it again.
+Written by generate.py from the asynchronous classes; do not edit.
 """
 '''
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def generate(target: str = "sync") -> str:
-    """The text of one of the files, formatted."""
-    twins = {name: module for name, module in TWINS.items() if FILES.get(module, "sync") == target}
+def generate() -> str:
+    """The text of the file."""
     modules = {
-        name: ast.parse((CLIENT / f"{name.replace('.', '/')}.py").read_text()) for name in dict.fromkeys(twins.values())
+        name: ast.parse((CLIENT / f"{name.replace('.', '/')}.py").read_text()) for name in dict.fromkeys(TWINS.values())
     }
     body: list[str] = []
     used: set[str] = set()
-    for twin, module in twins.items():
+    for twin, module in TWINS.items():
         tree = next(n for n in modules[module].body if isinstance(n, ast.ClassDef) and n.name == twin)
-        body += _class(tree, used)
+        body += ["", *_class(tree, used)]
     for root, name in ROOTS.items():
-        if root in twins:
-            inside = modules[twins[root]].body
-            body += _maker(root, next(n for n in inside if isinstance(n, ast.FunctionDef) and n.name == name), used)
-    text = HEADER + "\n".join(_imports(modules, used, target)) + "\n\n" + "\n".join(body)
-    command = [sys.executable, "-m", "ruff"]
-    for arguments in (["check", "--select=I,F401", "--fix", "-q"], ["format", "-q"]):
-        text = subprocess.run(
-            [*command, *arguments, "--stdin-filename", str(HERE / f"{target}.py"), "-"],
-            input=text,
-            text=True,
-            stdout=subprocess.PIPE,
-            check=True,
-        ).stdout
-    return text
+        inside = modules[TWINS[root]].body
+        body += _maker(root, next(n for n in inside if isinstance(n, ast.FunctionDef) and n.name == name), used)
+    exported = f"__all__ = {sorted([*TWINS, *ROOTS.values()])}"
+    return "\n".join([HEADER, *_imports(modules, used), "", exported, "", *body]).rstrip() + "\n"
 
 
-def _imports(modules: dict[str, ast.Module], used: set[str], target: str) -> list[str]:
+def _imports(modules: dict[str, ast.Module], used: set[str]) -> list[str]:
     """Imports for the names in signatures: from where the asynchronous module has them, or that module itself."""
-    lines = ["from collections.abc import Iterator", "from quintet.client.blocking.portal import Portal, inner_of"]
-    lines += [f"import quintet.client.{name} as {_alias(name)}" for name in modules]
+    found = {"Iterator": "collections.abc", "Portal": "quintet.client.blocking.portal"}
+    found["inner_of"] = found["Portal"]
+    found |= {base: f"quintet.client.{module}" for module, _, base in (path.rpartition(".") for path in BASES.values())}
+    whole = []
     for name, tree in modules.items():
         for node in tree.body:
+            if isinstance(node, ast.Import):
+                whole += [f"import {alias.name}" for alias in node.names if alias.name in used]
+                continue
+            names, module = _defines(node), f"quintet.client.{name}"
             if isinstance(node, ast.ImportFrom) and node.module:
-                lines += [f"from {node.module} import {a.name}" for a in node.names if a.name in used and not a.asname]
-            elif isinstance(node, ast.Import):
-                lines += [f"import {alias.name}" for alias in node.names if alias.name in used]
-            else:
-                lines += [f"from quintet.client.{name} import {own}" for own in _defines(node) if own in used]
-    lines = [line for line in dict.fromkeys(lines) if line.rpartition(" ")[2] not in TWINS]
-    lines += [
-        f"from quintet.client.{module} import {base}"
-        for twin, (module, _, base) in ((twin, path.rpartition(".")) for twin, path in BASES.items())
-        if FILES.get(TWINS[twin], "sync") == target
-    ]
-    if target == "sync":
-        others = [(module, name) for name, module in TWINS.items() if module in FILES]
-        others += [(TWINS[root], maker) for root, maker in ROOTS.items() if TWINS[root] in FILES]
-        lines += [f"from quintet.client.blocking.{FILES[module]} import {name}" for module, name in others]
-        lines += [f"__all__ = {sorted([*TWINS, *ROOTS.values()])}"]
-    return lines
+                names, module = [alias.name for alias in node.names if not alias.asname], node.module
+            for own in names:
+                if own in used and own not in TWINS and found.setdefault(own, module) != module:
+                    raise SystemExit(f"{own} is of {found[own]} and of {module}: one name, one meaning")
+    found.pop("AsyncIterator", None)
+    whole += [f"import quintet.client.{name} as {_alias(name)}" for name in modules]
+    names_of = {module: sorted(name for name in found if found[name] == module) for module in sorted({*found.values()})}
+    return sorted({*whole}) + [f"from {module} import {', '.join(names)}" for module, names in names_of.items()]
 
 
 def _alias(module: str) -> str:
@@ -278,5 +260,4 @@ def _docstring(node: Function | ast.ClassDef) -> str:
 
 
 if __name__ == "__main__":
-    for each in TARGETS:
-        (HERE / f"{each}.py").write_text(generate(each))
+    TARGET.write_text(generate())
