@@ -13,7 +13,7 @@ KERNEL_LOG := .venv/kernel-build.log
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
-.PHONY: help setup run spark test check format lock docs turns kernel clean bench benchspark fuzz campaign
+.PHONY: help setup run spark test check format lock docs turns kernel clean bench benchappend benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -55,6 +55,9 @@ lock: setup ## choose new versions for requirements/*.txt
 
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
+
+benchappend: setup ## measure the append path: many topics, one message alone, open loop (installs peers, RabbitMQ too; about 20 minutes)
+	@$(BIN)/python bench/side_by_side.py --append --install
 
 benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples and Kafka's connector (installs Kafka; about 15 minutes)
 	@$(BIN)/python bench/spark_side_by_side.py --install

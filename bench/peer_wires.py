@@ -1,4 +1,4 @@
-"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1, Kafka.
+"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1, Kafka, AMQP.
 
 The same shape as quintet.bench.blipmq, so that every server meets the same load. Only what the loads need.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quintet.bench.wire import STALL_S, Address, BenchError, fixed_answers, open_socket, read_until
 
 STREAM = "BENCH"
-KAFKA_BY_RUST = "Kafka's records are made by bench/loadgen alone, which needs cargo. Install Rust."
+BY_RUST = "Messages of this peer are made by bench/loadgen alone, which needs cargo. Install Rust."
 LEADER_POLL_S = 0.1
 NATS_CONNECT = (
     b"CONNECT "
@@ -227,8 +227,38 @@ class MqttWire:
         return b""
 
 
+class _RustWire:
+    """A wire that Python does not speak: its messages are made and counted by bench/loadgen alone."""
+
+    __slots__ = ()
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        return open_socket(address)
+
+    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
+        raise BenchError(BY_RUST)
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        raise BenchError(BY_RUST)
+
+    def barrier(self, qos: int) -> bytes:
+        return b""
+
+    def answers(self, qos: int, messages: int) -> int:
+        return 1
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        raise BenchError(BY_RUST)
+
+    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
+        raise BenchError(BY_RUST)
+
+    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
+        return b""
+
+
 @dataclass(frozen=True, slots=True)
-class KafkaWire:
+class KafkaWire(_RustWire):
     """Kafka as far as Python needs it: topics are made here, records are made and counted by bench/loadgen alone."""
 
     name: str = "kafka"
@@ -272,26 +302,10 @@ class KafkaWire:
         error, _, offset = struct.unpack_from(">hqq", self._ask(address, 2, 2, body), 4 + 4 + 2 + len(topic) + 4 + 4)
         return int(error), int(offset)
 
-    def connect(self, address: Address, connection: int = 0) -> socket.socket:
-        return open_socket(address)
 
-    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
-        raise BenchError(KAFKA_BY_RUST)
+@dataclass(frozen=True, slots=True)
+class RabbitWire(_RustWire):
+    """RabbitMQ by AMQP 0-9-1: a quorum queue, made with its first connection, that confirms what is on the disk."""
 
-    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
-        raise BenchError(KAFKA_BY_RUST)
-
-    def barrier(self, qos: int) -> bytes:
-        return b""
-
-    def answers(self, qos: int, messages: int) -> int:
-        return 1
-
-    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
-        raise BenchError(KAFKA_BY_RUST)
-
-    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
-        raise BenchError(KAFKA_BY_RUST)
-
-    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
-        return b""
+    name: str = "rabbitmq quorum"
+    noise: bytes = b""
