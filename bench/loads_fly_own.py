@@ -16,6 +16,7 @@ from quintet.bench.wire import BenchError
 
 SIZE = 128
 PARTITIONS = 10
+AS_CONFIGURED = ""  # durability: nobody may ask for memory by this door
 RUNS = (1_024, 64, 1)  # messages to one partition before the next
 NEW_EVERY_TIME = 2.0  # how many times dearer a message may be that goes to another partition than the one before
 HELD = 1_024  # messages in each partition that is read
@@ -46,8 +47,9 @@ def produced(bench: Bench, durabilities: Sequence[str], runs: Sequence[int]) -> 
         return
     # A server of its own for each, so that there are no more partitions, and no other batches, than the load says.
     for durability in durabilities:
-        with bench.fresh(f"fly-topics-{durability}", door="flymq") as side:
-            _make(bench, side, durability)
+        settings = {"QUINTET_TOPICS__DURABILITY": durability}
+        with bench.fresh(f"fly-topics-{durability}", settings, door="flymq") as side:
+            _make(bench, side, AS_CONFIGURED)
             _touch(bench, side, durability)
             _written(bench, side, durability, runs)
 

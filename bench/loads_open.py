@@ -13,6 +13,7 @@ CONNECTIONS, IN_FLIGHT = (
     64,
 )  # the capacity is that of a closed loop of this shape; the open one has as many connections
 WARMUP_S = 0.2
+CAPACITY_S_MIN = 1.0  # a peer that answers once a second would seem to be able to do nothing
 LEAD_IN_S = 0.5  # left out on all sides alike
 LONGER = 4  # than another load: there must be thousands of messages behind p99.9
 SHARE = 0.5  # of the capacity
@@ -35,7 +36,8 @@ def open_durable(bench: Bench) -> None:
         return Load(side.wire, side.address, DURABLE_TOPIC, KIB, qos=1)
 
     def capacity(side: Side) -> float:
-        return closed_loop.rounds(load(side), CONNECTIONS, IN_FLIGHT, bench.effort.seconds, WARMUP_S).rate
+        seconds = max(bench.effort.seconds, CAPACITY_S_MIN)
+        return closed_loop.rounds(load(side), CONNECTIONS, IN_FLIGHT, seconds, WARMUP_S).rate
 
     def scheduled(side: Side, name: str, rate: float) -> None:
         done = closed_loop.scheduled(load(side), CONNECTIONS, rate, bench.effort.seconds * LONGER, LEAD_IN_S)

@@ -303,9 +303,36 @@ class KafkaWire(_RustWire):
         return int(error), int(offset)
 
 
+def _amqp(channel: int, class_id: int, method: int, arguments: bytes) -> bytes:
+    """AMQP: u8 1 | u16 channel | u32 size | u16 class | u16 method | arguments | 0xCE."""
+    payload = struct.pack(">HH", class_id, method) + arguments
+    return struct.pack(">BHI", 1, channel, len(payload)) + payload + b"\xce"
+
+
 @dataclass(frozen=True, slots=True)
 class RabbitWire(_RustWire):
     """RabbitMQ by AMQP 0-9-1: a quorum queue, made with its first connection, that confirms what is on the disk."""
 
     name: str = "rabbitmq quorum"
     noise: bytes = b""
+
+    def held(self, address: Address, queue: str) -> int:
+        """How many messages a queue holds: the answer to declaring one that must be there already."""
+        login, name = b"\0guest\0guest", queue.encode()
+        start = bytes(4) + b"\5PLAIN" + struct.pack(">I", len(login)) + login + b"\5en_US"
+        tune = _amqp(0, 10, 31, struct.pack(">HIH", 2047, 131_072, 0))
+        passive = bytes(2) + bytes([len(name)]) + name + b"\1" + bytes(4)
+        said = b""
+        with open_socket(address) as sock:
+            for words in (
+                b"AMQP\0\0\x09\x01",
+                _amqp(0, 10, 11, start),
+                tune + _amqp(0, 10, 40, b"\1/\0\0"),
+                _amqp(1, 20, 10, b"\0"),
+                _amqp(1, 50, 10, passive),
+            ):
+                sock.sendall(words)
+                said = read_until(sock, lambda data: data.endswith(b"\xce"), "RabbitMQ's answer")
+        if said[7:11] != struct.pack(">HH", 50, 11):
+            raise BenchError(f"RabbitMQ does not say what {queue!r} holds: {said[:200]!r}")
+        return int.from_bytes(said[12 + len(name) : 16 + len(name)], "big")

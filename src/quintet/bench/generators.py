@@ -133,6 +133,7 @@ def publish_rotating(control: ControlPipe, load: Load, topics: int, run: int, pa
         at_once = max(1, min(passes, BLOCK_BYTES // len(whole)))  # passes over few topics share a write
         view = memoryview(whole * at_once)
         control.ready()
+        busy = time.process_time()
         start = time.monotonic_ns()
         for _ in range(passes // at_once):
             for at in range(0, len(view), BLOCK_BYTES):
@@ -140,7 +141,7 @@ def publish_rotating(control: ControlPipe, load: Load, topics: int, run: int, pa
         sock.sendall(view[: passes % at_once * len(whole)])
         sock.sendall(load.wire.barrier(load.qos))
         wait_answers(load, sock, load.wire.answers(load.qos, topics * run * passes))
-        return Sent(topics * run * passes, start, time.monotonic_ns())
+        return Sent(topics * run * passes, start, time.monotonic_ns(), busy_s=time.process_time() - busy)
 
 
 def publish_flow(control: ControlPipe, load: Load, count: int, ahead: int, seen: Counters, stamped: bool) -> Sent:
