@@ -53,10 +53,10 @@ lock: setup ## choose new versions for requirements/*.txt
 	@$(LOCK) --extra server --extra bench --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
 
-bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
+bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto, Kafka, RabbitMQ (installs them; about 45 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
 
-benchappend: setup ## measure the append path: many topics, one message alone, open loop (installs peers, RabbitMQ too; about 20 minutes)
+benchappend: setup ## measure the append path: many topics, one message alone, open loop (installs peers, RabbitMQ too; about half an hour)
 	@$(BIN)/python bench/side_by_side.py --append --install
 
 benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples and Kafka's connector (installs Kafka; about 15 minutes)

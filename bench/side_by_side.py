@@ -1,7 +1,7 @@
 """Quintet beside real peers, on this machine, in one run.
 
-    python bench/side_by_side.py                     everything (about 15 minutes, 25 GiB of free disk)
-    python bench/side_by_side.py --quick             a smoke run of about a minute; its figures mean nothing
+    python bench/side_by_side.py                     everything (about 45 minutes, 25 GiB of free disk)
+    python bench/side_by_side.py --quick             a smoke run of some minutes; its figures mean nothing
     python bench/side_by_side.py --only fanout       one load; may be given more than once
     python bench/side_by_side.py --append            the loads of the append path (APPEND), in one table
     python bench/side_by_side.py --list              the names of the loads
