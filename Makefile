@@ -15,7 +15,7 @@ BLOCKING := src/quintet/client/blocking/sync.py
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
-.PHONY: help setup run spark test check format lock docs turns kernel clean bench benchspark fuzz campaign
+.PHONY: help setup run spark test check format lock docs turns kernel clean bench benchappend benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -55,8 +55,11 @@ lock: setup ## choose new versions for requirements/*.txt
 	@$(LOCK) --extra server --extra bench --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
 
-bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
+bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto, Kafka, RabbitMQ (installs them; about 45 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
+
+benchappend: setup ## measure the append path: many topics, one message alone, open loop (installs peers, RabbitMQ too; about half an hour)
+	@$(BIN)/python bench/side_by_side.py --append --install
 
 benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples and Kafka's connector (installs Kafka; about 15 minutes)
 	@$(BIN)/python bench/spark_side_by_side.py --install

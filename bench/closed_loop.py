@@ -31,6 +31,7 @@ PROTOCOLS = {
     "nats jetstream": "jetstream",
     "nats core": "nats",
     "kafka": "kafka",
+    "rabbitmq quorum": "amqp",
 }
 
 
@@ -44,6 +45,7 @@ class Rounds:
     p99_us: float
     total: int
     bytes: int = 0  # read, where reading is what is measured
+    p999_us: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -111,7 +113,7 @@ def _run(what: str, words: list[str], seconds: float) -> Rounds:
     if done.returncode:
         raise BenchError(f"{what}: {done.stderr.strip()}")
     said = json.loads(done.stdout)
-    figures = (said[name] for name in ("operations", "seconds", "p50_us", "p99_us", "total", "bytes"))
+    figures = (said[name] for name in ("operations", "seconds", "p50_us", "p99_us", "total", "bytes", "p999_us"))
     return Rounds(*figures)
 
 
@@ -139,6 +141,26 @@ def fetch(
     """FETCH requests, in_flight under way on each connection; `more` has run and held, and perhaps topics and once."""
     words = command(load, connections, in_flight, seconds, warmup, what="fetch", **more)
     return _run(load.wire.name, words, warmup + seconds)
+
+
+def scheduled(load: Load, connections: int, rate: float, seconds: float, warmup: float) -> Rounds:
+    """So many messages a second, whatever the server does; latencies are from when each was due to its answer."""
+    words = command(load, connections, 1, seconds, warmup, what="schedule", rate=rate)
+    return _run(load.wire.name, words, warmup + seconds)
+
+
+def scripted(
+    what: str, address: Address, connections: int, seconds: float, warmup: float, script: dict[str, str | float]
+) -> Rounds:
+    """A closed loop with one message under way on each connection, in the words of a script (dialogues.py)."""
+    options: dict[str, str | float] = {"proto": "script", "addr": f"{address[0]}:{address[1]}"}
+    options |= {"connections": connections, "in-flight": 1, "seconds": seconds, "warmup": warmup}
+    return _run(what, _words(options | script), warmup + seconds)
+
+
+def floor(address: Address, file: Path, exchanges: str) -> list[str]:
+    """The program and its arguments as a server that reads, writes, syncs and answers."""
+    return _words({"what": "floor", "addr": f"{address[0]}:{address[1]}", "file": str(file), "exchanges": exchanges})
 
 
 def drain(address: Address) -> Rounds:

@@ -1,69 +1,47 @@
-"""The machine's own rates that figures are set beside: an answering loop that does nothing else, and one sendfile.
+"""The machine's own rates that figures are set beside: servers that only answer, without and with a sync of the disk, and
+one sendfile.
 
-Both run in a thread of the harness, which does nothing meanwhile but wait for the generator.
+Those that answer are processes of their own, so that their processor time can be set beside a broker's. Which bytes they
+answer by which is what a broker did (dialogues.py). The sendfile runs in a thread of the harness, which only waits meanwhile.
 """
 
-import asyncio
 import contextlib
 import os
 import socket
-import struct
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
-from quintet.bench.flymq import AUTH_RESPONSE, PRODUCE, frame, str16
+from bench import closed_loop, peers
 from quintet.bench.wire import Address
 
 SENDFILE_BYTES_MAX = 0x7FFF_F000  # of one call, says Linux
+Exchanges = Sequence[tuple[int, bytes]]
+PROGRAM = Path(__file__).resolve().parent / "uvloop_echo.py"
 
 
-class _Echo(asyncio.Protocol):
-    """Answers AUTH once, and then every so many bytes with the same PRODUCE answer."""
-
-    def __init__(self, request_bytes: int, answer: bytes) -> None:
-        self._request_bytes = request_bytes
-        self._answer = answer
-        self._owed = 0
-        self._known = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one, but does not derive from it
-
-    def data_received(self, data: bytes) -> None:
-        if not self._known:
-            self._known = True
-            self._transport.write(frame(AUTH_RESPONSE, b"\1", str16(""), str16("admin"), bytes(4)))
-            return
-        count, self._owed = divmod(self._owed + len(data), self._request_bytes)
-        if count:
-            self._transport.write(self._answer * count)
+def _words(exchanges: Exchanges) -> list[str]:
+    return [f"{size}:{answer.hex()}" for size, answer in exchanges]
 
 
 @contextlib.contextmanager
-def echo(topic: str, request_bytes: int) -> Iterator[Address]:
-    """A server on uvloop that reads and answers PRODUCE of these sizes and knows nothing of messages."""
-    import uvloop
+def echo(directory: Path, exchanges: Exchanges) -> Iterator[peers.Server]:
+    """A server on uvloop that reads and answers so many bytes and knows nothing of messages."""
+    port = peers.free_port()
+    command = [sys.executable, str(PROGRAM), str(port), *_words(exchanges)]
+    with peers.running("uvloop echo", command, port, directory) as server:
+        yield server
 
-    answer = frame(PRODUCE, str16(topic), struct.pack(">iQqii", 0, 0, 0, -1, 0))
-    loop = uvloop.new_event_loop()
-    listener = socket.create_server(("127.0.0.1", 0))
 
-    def run() -> None:
-        server = loop.run_until_complete(loop.create_server(lambda: _Echo(request_bytes, answer), sock=listener))
-        loop.run_forever()
-        server.close()
-        loop.run_until_complete(server.wait_closed())
-        loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+@contextlib.contextmanager
+def synced(directory: Path, exchanges: Exchanges) -> Iterator[peers.Server]:
+    """A server in Rust that also writes what it read into a file that was filled before, and syncs it."""
+    port = peers.free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    command = closed_loop.floor(("127.0.0.1", port), directory / "filled", ",".join(_words(exchanges)))
+    with peers.running("read, write, fdatasync, answer", command, port, directory) as server:
+        yield server
 
 
 @contextlib.contextmanager

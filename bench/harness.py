@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from bench.peer_wires import JetStreamWire, KafkaWire, MqttWire, NatsWire, RedisWire
+from bench.peer_wires import JetStreamWire, KafkaWire, MqttWire, NatsWire, RabbitWire, RedisWire
 from rich.console import Console
 
 from bench import peers
@@ -41,10 +41,11 @@ class Effort:
     subscribers: int
     fetch_bytes: int
     fly_topics: int
+    many_topics: int
 
 
-FULL = Effort(5, 1.5, 5_000, 10 << 30, 10_000, 1_000, 1 << 30, 1_000)
-QUICK = Effort(2, 0.2, 200, 256 << 20, 200, 50, 64 << 20, 40)
+FULL = Effort(5, 1.5, 5_000, 10 << 30, 10_000, 1_000, 1 << 30, 1_000, 100_000)
+QUICK = Effort(2, 0.2, 200, 256 << 20, 200, 50, 64 << 20, 40, 400)
 
 
 @dataclass(slots=True)
@@ -187,6 +188,7 @@ class Bench:
             "redis memory": lambda: peers.redis(place, durable=False),
             "redis durable": lambda: peers.redis(place, durable=True),
             "mosquitto": lambda: peers.mosquitto(place),
+            "rabbitmq quorum": lambda: peers.rabbitmq(place),
         }
         if key.split(" ", maxsplit=1)[0] not in self._sides:
             return None
@@ -212,6 +214,7 @@ class Bench:
             "redis memory": RedisWire(),
             "redis durable": RedisWire(),
             "mosquitto": MqttWire(),
+            "rabbitmq quorum": RabbitWire(),
         }
         found = []
         for key, counts in wanted.items():

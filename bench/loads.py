@@ -81,7 +81,7 @@ def fanout(bench: Bench) -> None:
 
 def qos1_durable(bench: Bench) -> None:
     """Publishes that are on the disk before they are answered, from many connections."""
-    _durable(bench, 64, 1, 1.0)
+    _durable(bench, 64, 1, 1.2)
     _durable(bench, 16, 64, 5.0)
 
 
@@ -111,7 +111,7 @@ class Disk:
         self._block = payload_of(MIB)
 
     def rate(self, seconds: float) -> float:
-        """Bytes per second over the file that is there: what the target is measured against."""
+        """Bytes per second over the file that is there: what the disk can have at most."""
         start = time.monotonic()
         done = 0
         while time.monotonic() - start < seconds:
@@ -121,7 +121,8 @@ class Disk:
         return done / (time.monotonic() - start)
 
     def append_rate(self, seconds: float) -> float:
-        """The same to a new file in space reserved ahead: what a log, which always needs new blocks, can have at most."""
+        """The same to a new file in space reserved ahead: what a log, which always needs new blocks, can have at most, and what
+        the target is measured against."""
         file = os.open(self._directory / "append.bench", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         start = time.monotonic()
         done = 0
@@ -152,8 +153,8 @@ def qos1_bytes(bench: Bench) -> None:
 
 def _bytes(bench: Bench, disk: Disk, size: int) -> None:
     name = f"qos1_bytes 1 MiB in flight, {size} B messages"
-    raw = Figure("fdatasync of 1 MiB blocks")
-    appended = Figure("the same to new blocks", counts=False)
+    raw = Figure("fdatasync of 1 MiB blocks over old ones", counts=False)
+    appended = Figure("fdatasync of 1 MiB blocks appended")
 
     def measure(side: Side, turn: int) -> float:
         if turn >= 0:
@@ -167,7 +168,7 @@ def _bytes(bench: Bench, disk: Disk, size: int) -> None:
     if not raw.values:
         raw.values.append(disk.rate(bench.effort.seconds))
         appended.values.append(disk.append_rate(bench.effort.seconds))
-    bench.add(Comparison(name, "B/s", [*figures, raw, appended], target=0.5))
+    bench.add(Comparison(name, "B/s", [*figures, appended, raw], target=0.8))
 
 
 def latency(bench: Bench) -> None:

@@ -3,12 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bench.fly import FlyClient, connected
 from bench.harness import FLY, OURS, Bench, Comparison, Figure, Side
 from bench.loads_fly import CONNECTIONS, IN_FLIGHT, WARMUP_S, create
-from bench.loads_own import add_flat
+from bench.loads_own import FLAT, add_flat
 
 from bench import closed_loop
 from quintet.bench.generators import Load
@@ -16,7 +16,9 @@ from quintet.bench.wire import BenchError
 
 SIZE = 128
 PARTITIONS = 10
+AS_CONFIGURED = ""  # durability: nobody may ask for memory by this door
 RUNS = (1_024, 64, 1)  # messages to one partition before the next
+NEW_EVERY_TIME = 2.0  # how many times dearer a message may be that goes to another partition than the one before
 HELD = 1_024  # messages in each partition that is read
 FILL_CONNECTIONS = 8
 TOUCHED = 50  # partitions in one round, when each is written to for the first time
@@ -33,15 +35,23 @@ def fly_topics(bench: Bench) -> None:
     """Cost per message written and read through the FlyMQ door, in 1,000 topics with 10 partitions and in one with 1."""
     if not bench.sides({FLY: True}):
         return
-    # A server of its own for each, so that there are no more partitions, and no other batches, than the load says.
-    for durability in ("fsync", "os"):
-        with bench.fresh(f"fly-topics-{durability}", door="flymq") as side:
-            _make(bench, side, durability)
-            _touch(bench, side, durability)
-            _written(bench, side, durability)
+    produced(bench, ("fsync", "os"), RUNS)
     with bench.fresh("fly-topics-read", door="flymq") as side:
         _make(bench, side, "os")
         _read(bench, side)
+
+
+def produced(bench: Bench, durabilities: Sequence[str], runs: Sequence[int]) -> None:
+    """Cost per message written, for each durability and length of run."""
+    if not bench.sides({FLY: True}):
+        return
+    # A server of its own for each, so that there are no more partitions, and no other batches, than the load says.
+    for durability in durabilities:
+        settings = {"QUINTET_TOPICS__DURABILITY": durability}
+        with bench.fresh(f"fly-topics-{durability}", settings, door="flymq") as side:
+            _make(bench, side, AS_CONFIGURED)
+            _touch(bench, side, durability)
+            _written(bench, side, durability, runs)
 
 
 def _make(bench: Bench, side: Side, durability: str) -> None:
@@ -62,9 +72,9 @@ def _touch(bench: Bench, side: Side, durability: str) -> None:
     bench.add(Comparison(name, "ns/msg", [Figure(OURS, [1e9 / first.rate])], "lower"))
 
 
-def _compare(bench: Bench, what: str, side: Side, measure: Measure) -> None:
+def _compare(bench: Bench, what: str, side: Side, measure: Measure, runs: Sequence[int]) -> None:
     topics = bench.effort.fly_topics
-    for run in RUNS:
+    for run in runs:
         many = Figure(f"{OURS} {topics:,} topics x {PARTITIONS}")
         one = Figure(f"{OURS} 1 topic x 1")
         for turn in range(-1, bench.effort.repetitions):
@@ -75,15 +85,16 @@ def _compare(bench: Bench, what: str, side: Side, measure: Measure) -> None:
                 if turn >= 0:
                     figure.values.append(1e9 / rate)
         worst = ", a new partition every message (worst case)" if run == 1 else f", runs of {run:,}"
-        add_flat(bench, f"fly_topics {what}: 1 to {topics:,} topics x {PARTITIONS}{worst}", many, one)
+        target = NEW_EVERY_TIME if run == 1 else FLAT
+        add_flat(bench, f"fly_topics {what}: 1 to {topics:,} topics x {PARTITIONS}{worst}", many, one, target)
 
 
-def _written(bench: Bench, side: Side, durability: str) -> None:
+def _written(bench: Bench, side: Side, durability: str, runs: Sequence[int]) -> None:
     def measure(load: Load, run: int, topics: int, partitions: int) -> float:
         more = {"run": run, "topics": topics, "partitions": partitions}
         return closed_loop.rounds(load, CONNECTIONS, IN_FLIGHT, bench.effort.seconds, WARMUP_S, **more).rate
 
-    _compare(bench, f"produce ({durability})", side, measure)
+    _compare(bench, f"produce ({durability})", side, measure, runs)
 
 
 def _read(bench: Bench, side: Side) -> None:
@@ -101,7 +112,7 @@ def _read(bench: Bench, side: Side) -> None:
         requests = max(1, IN_FLIGHT // run)
         return closed_loop.fetch(load, CONNECTIONS, requests, bench.effort.seconds, WARMUP_S, **more).rate
 
-    _compare(bench, "fetch", side, measure)
+    _compare(bench, "fetch", side, measure, RUNS)
 
 
 class _Member(threading.Thread):

@@ -1,4 +1,4 @@
-"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1, Kafka.
+"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1, Kafka, AMQP.
 
 The same shape as quintet.bench.blipmq, so that every server meets the same load. Only what the loads need.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quintet.bench.wire import STALL_S, Address, BenchError, fixed_answers, open_socket, read_until
 
 STREAM = "BENCH"
-KAFKA_BY_RUST = "Kafka's records are made by bench/loadgen alone, which needs cargo. Install Rust."
+BY_RUST = "Messages of this peer are made by bench/loadgen alone, which needs cargo. Install Rust."
 LEADER_POLL_S = 0.1
 NATS_CONNECT = (
     b"CONNECT "
@@ -227,8 +227,38 @@ class MqttWire:
         return b""
 
 
+class _RustWire:
+    """A wire that Python does not speak: its messages are made and counted by bench/loadgen alone."""
+
+    __slots__ = ()
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        return open_socket(address)
+
+    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
+        raise BenchError(BY_RUST)
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        raise BenchError(BY_RUST)
+
+    def barrier(self, qos: int) -> bytes:
+        return b""
+
+    def answers(self, qos: int, messages: int) -> int:
+        return 1
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        raise BenchError(BY_RUST)
+
+    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
+        raise BenchError(BY_RUST)
+
+    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
+        return b""
+
+
 @dataclass(frozen=True, slots=True)
-class KafkaWire:
+class KafkaWire(_RustWire):
     """Kafka as far as Python needs it: topics are made here, records are made and counted by bench/loadgen alone."""
 
     name: str = "kafka"
@@ -272,26 +302,37 @@ class KafkaWire:
         error, _, offset = struct.unpack_from(">hqq", self._ask(address, 2, 2, body), 4 + 4 + 2 + len(topic) + 4 + 4)
         return int(error), int(offset)
 
-    def connect(self, address: Address, connection: int = 0) -> socket.socket:
-        return open_socket(address)
 
-    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
-        raise BenchError(KAFKA_BY_RUST)
+def _amqp(channel: int, class_id: int, method: int, arguments: bytes) -> bytes:
+    """AMQP: u8 1 | u16 channel | u32 size | u16 class | u16 method | arguments | 0xCE."""
+    payload = struct.pack(">HH", class_id, method) + arguments
+    return struct.pack(">BHI", 1, channel, len(payload)) + payload + b"\xce"
 
-    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
-        raise BenchError(KAFKA_BY_RUST)
 
-    def barrier(self, qos: int) -> bytes:
-        return b""
+@dataclass(frozen=True, slots=True)
+class RabbitWire(_RustWire):
+    """RabbitMQ by AMQP 0-9-1: a quorum queue, made with its first connection, that confirms what is on the disk."""
 
-    def answers(self, qos: int, messages: int) -> int:
-        return 1
+    name: str = "rabbitmq quorum"
+    noise: bytes = b""
 
-    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
-        raise BenchError(KAFKA_BY_RUST)
-
-    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
-        raise BenchError(KAFKA_BY_RUST)
-
-    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
-        return b""
+    def held(self, address: Address, queue: str) -> int:
+        """How many messages a queue holds: the answer to declaring one that must be there already."""
+        login, name = b"\0guest\0guest", queue.encode()
+        start = bytes(4) + b"\5PLAIN" + struct.pack(">I", len(login)) + login + b"\5en_US"
+        tune = _amqp(0, 10, 31, struct.pack(">HIH", 2047, 131_072, 0))
+        passive = bytes(2) + bytes([len(name)]) + name + b"\1" + bytes(4)
+        said = b""
+        with open_socket(address) as sock:
+            for words in (
+                b"AMQP\0\0\x09\x01",
+                _amqp(0, 10, 11, start),
+                tune + _amqp(0, 10, 40, b"\1/\0\0"),
+                _amqp(1, 20, 10, b"\0"),
+                _amqp(1, 50, 10, passive),
+            ):
+                sock.sendall(words)
+                said = read_until(sock, lambda data: data.endswith(b"\xce"), "RabbitMQ's answer")
+        if said[7:11] != struct.pack(">HH", 50, 11):
+            raise BenchError(f"RabbitMQ does not say what {queue!r} holds: {said[:200]!r}")
+        return int.from_bytes(said[12 + len(name) : 16 + len(name)], "big")

@@ -40,14 +40,19 @@ def short_frame(text: bytes) -> bytes:
     return struct.pack(">BBI", 0x81, 0x80 | len(text), 0) + text
 
 
-def upgrade(address: Address) -> socket.socket:
-    """A socket past the WebSocket handshake."""
-    sock = open_socket(address)
+def handshake(address: Address) -> bytes:
+    """What a client asks to be upgraded with."""
     key = base64.b64encode(bytes(16)).decode()
-    sock.sendall(
+    return (
         f"GET / HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
+
+
+def upgrade(address: Address) -> socket.socket:
+    """A socket past the WebSocket handshake."""
+    sock = open_socket(address)
+    sock.sendall(handshake(address))
     answer = read_until(sock, lambda data: data.endswith(b"\r\n\r\n"), "answer to the WebSocket upgrade")
     if b" 101 " not in answer.partition(b"\r\n")[0]:
         raise BenchError(f"no WebSocket here: {answer[:100]!r}")
@@ -90,9 +95,9 @@ def register(address: Address, token: str, name: str) -> socket.socket:
     return sock
 
 
-def envelope(sender: str, to: str) -> bytes:
-    """A signed-looking envelope with a body of BODY_BYTES and a place for its id."""
-    body = json.dumps({"text": "x" * (BODY_BYTES - len('{"text":""}'))}, separators=(",", ":"))
+def envelope(sender: str, to: str, body_bytes: int = BODY_BYTES) -> bytes:
+    """A signed-looking envelope with a body of so many bytes and a place for its id."""
+    body = json.dumps({"text": "x" * (body_bytes - len('{"text":""}'))}, separators=(",", ":"))
     fields = {
         "protocol_version": "v1", "id": ID_PLACE, "from": sender, "to": to, "ts": "2026-11-16T00:00:00Z",
         "source": "peer-bus", "kind": "msg", "body": json.loads(body), "hmac": SECRET_FREE_HMAC,

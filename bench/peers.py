@@ -51,6 +51,8 @@ KAFKA_JAVA = (
 )
 KAFKA_CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
 KAFKA_START_S = 60.0
+RABBITMQ_START_S = 90.0
+RABBITMQ_HOME = Path("/usr/lib/rabbitmq")  # its own scripts: those on PATH change to the user of the package first
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ PEER_TABLE = (
     Peer("redis", "redis-server", "--version", "redis-server"),
     Peer("mosquitto", "mosquitto", "-h", "mosquitto"),
     Peer("kafka", "java", "-version", "default-jre-headless"),
+    Peer("rabbitmq", "rabbitmq-server", "", "rabbitmq-server"),
 )
 
 
@@ -85,6 +88,10 @@ def version(peer: Peer) -> str | None:
     if peer.name == "kafka":
         jar = next(KAFKA_JARS.glob("kafka_2.13-*.jar"), None)
         return jar.stem.rpartition("-")[2] if jar else None
+    if peer.name == "rabbitmq":
+        # The program itself would start Erlang to say it.
+        folder = next((RABBITMQ_HOME / "lib").glob("rabbitmq_server-*"), None)
+        return folder.name.rpartition("-")[2] if folder else None
     said = subprocess.run([path, peer.version_flag], capture_output=True, text=True, timeout=10, check=False)
     words = (said.stdout or said.stderr).splitlines()[0].replace("v=", "").split()
     return next((word.lstrip("v") for word in words if word.lstrip("v")[:1].isdigit()), "unknown")
@@ -166,14 +173,21 @@ def _wait_port(process: subprocess.Popen[bytes], port: int, log: Path, within_s:
 
 
 @contextlib.contextmanager
-def _running(
-    name: str, command: Sequence[str], port: int, directory: Path, within_s: float = START_S
+def running(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    directory: Path,
+    within_s: float = START_S,
+    settings: dict[str, str] | None = None,
 ) -> Iterator[Server]:
+    """A server that listens on this port once it is ready; `settings` go into its environment."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
     start = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=directory)
+        environment = os.environ | (settings or {})
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=directory, env=environment)
     try:
         _wait_port(process, port, log, within_s)
         yield Server(name, ("127.0.0.1", port), process, directory, {}, time.monotonic() - start)
@@ -213,7 +227,7 @@ def nats(directory: Path, jetstream: bool) -> Iterator[Server]:
     (directory / "nats.conf").write_text(config)
     name = "nats jetstream" if jetstream else "nats core"
     command = [_program("nats-server"), "-c", str(directory / "nats.conf")]
-    with _running(name, command, port, directory) as server:
+    with running(name, command, port, directory) as server:
         yield server
 
 
@@ -226,7 +240,7 @@ def redis(directory: Path, durable: bool) -> Iterator[Server]:
     command += ["--save", "", "--appendonly", "yes" if durable else "no", "--appendfsync", "always"]
     # A rewrite of the file in the middle of a run would be measured as Redis being slow.
     command += ["--auto-aof-rewrite-percentage", "0"]
-    with _running("redis streams", command, port, directory) as server:
+    with running("redis streams", command, port, directory) as server:
         yield server
 
 
@@ -238,7 +252,7 @@ def redis_tls(directory: Path, certificate: Path, key: Path) -> Iterator[Server]
     command = [_program("redis-server"), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"]
     command += ["--dir", str(directory), "--save", "", "--appendonly", "no", "--tls-auth-clients", "no"]
     command += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
-    with _running("redis over TLS", command, port, directory) as server:
+    with running("redis over TLS", command, port, directory) as server:
         yield server
 
 
@@ -252,7 +266,7 @@ def mosquitto(directory: Path) -> Iterator[Server]:
         "set_tcp_nodelay true\nlog_type error\npersistence false\n"
     )
     command = [_program("mosquitto"), "-c", str(directory / "mosquitto.conf")]
-    with _running("mosquitto", command, port, directory) as server:
+    with running("mosquitto", command, port, directory) as server:
         yield server
 
 
@@ -276,8 +290,38 @@ def kafka(directory: Path) -> Iterator[Server]:
     made = subprocess.run(make, capture_output=True, text=True, timeout=KAFKA_START_S, check=False)
     if made.returncode:
         raise BenchError(f"Kafka's directory was not made: {made.stderr[-600:]}")
-    with _running("kafka", [*run, "kafka.Kafka", str(config)], port, directory, KAFKA_START_S) as server:
+    with running("kafka", [*run, "kafka.Kafka", str(config)], port, directory, KAFKA_START_S) as server:
         yield server
+
+
+@contextlib.contextmanager
+def rabbitmq(directory: Path) -> Iterator[Server]:
+    """One RabbitMQ node with its defaults. What quorum queues confirm is on its disk (their log syncs every batch)."""
+    port, distribution, mapper = free_port(), free_port(), free_port()
+    if find("rabbitmq-server") is None or find("epmd") is None:
+        raise BenchError("rabbitmq-server is not installed. Run: python bench/peers.py --install")
+    directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "rabbitmq.conf"
+    config.write_text(f"listeners.tcp.default = 127.0.0.1:{port}\nlog.file.level = warning\n")
+    (directory / "plugins").write_text("[].\n")
+    settings = {
+        "HOME": str(directory),  # where Erlang keeps its cookie
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_CONFIG_FILE": str(config),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+        "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+        "RABBITMQ_LOG_BASE": str(directory / "log"),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "ERL_EPMD_PORT": str(mapper),
+    }
+    # Erlang's own name server: started here, so that it ends here, too.
+    names = [_program("epmd"), "-port", str(mapper), "-address", "127.0.0.1"]
+    server = str(RABBITMQ_HOME / "bin" / "rabbitmq-server")
+    with (
+        running("epmd", names, mapper, directory / "epmd"),
+        running("rabbitmq quorum", [server], port, directory, RABBITMQ_START_S, settings) as found,
+    ):
+        yield found
 
 
 @contextlib.contextmanager
@@ -285,7 +329,7 @@ def picows(directory: Path) -> Iterator[Server]:
     """A WebSocket server that only echoes."""
     port = free_port()
     command = [sys.executable, str(Path(__file__).parent / "picows_echo.py"), str(port)]
-    with _running("picows echo", command, port, directory) as server:
+    with running("picows echo", command, port, directory) as server:
         yield server
 
 

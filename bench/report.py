@@ -18,7 +18,7 @@ def amount(value: float, unit: str) -> str:
     """A figure as people read it."""
     if unit == "B/s":
         return f"{value / 1e6:,.0f} MB/s"
-    if unit in ("s", "us", "ns/msg", "B"):
+    if unit in ("s", "us", "ns/msg", "B", "files"):
         return f"{value:,.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
     if value >= 1e6:
         return f"{value / 1e6:,.2f} M/s"

@@ -1,8 +1,9 @@
 """Quintet beside real peers, on this machine, in one run.
 
-    python bench/side_by_side.py                     everything (about 15 minutes, 25 GiB of free disk)
-    python bench/side_by_side.py --quick             a smoke run of about a minute; its figures mean nothing
+    python bench/side_by_side.py                     everything (about 45 minutes, 25 GiB of free disk)
+    python bench/side_by_side.py --quick             a smoke run of some minutes; its figures mean nothing
     python bench/side_by_side.py --only fanout       one load; may be given more than once
+    python bench/side_by_side.py --append            the loads of the append path (APPEND), in one table
     python bench/side_by_side.py --list              the names of the loads
 
 Peers come from bench/peers.py. Results go to bench/results/ and to the terminal; bench/README.md tells the method.
@@ -21,7 +22,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from bench.harness import FULL, OURS, QUICK, Bench
 from rich.console import Console
 
-from bench import loads, loads_doors, loads_felix, loads_fly, loads_fly_own, loads_own, peers, report
+from bench import (
+    loads,
+    loads_alone,
+    loads_append,
+    loads_doors,
+    loads_felix,
+    loads_fly,
+    loads_fly_own,
+    loads_many,
+    loads_open,
+    loads_own,
+    peers,
+    report,
+)
 from quintet.bench.machine import facts
 from quintet.bench.wire import BenchError
 
@@ -56,13 +70,35 @@ LOADS: dict[str, Callable[[Bench], None]] = {
     "felix_acked": loads_felix.felix_acked,
     "felix_cache": loads_felix.felix_cache,
     "felix_idle": loads_felix.felix_idle,
+    "spread_publish": loads_append.spread_publish,
+    "spread_partitions": loads_append.spread_partitions,
+    "alone": loads_alone.alone,
+    "alone_fsync": loads_alone.alone_fsync,
+    "open_durable": loads_open.open_durable,
+    "many_topics": loads_many.many_topics,
 }
-SIDES = (OURS, "nats", "redis", "mosquitto", "kafka")
+# What the append path is judged by: many topics, one message alone, durable rates and bytes, an open loop.
+APPEND = (
+    "spread_publish",
+    "spread_partitions",
+    "flat_topics",
+    "alone",
+    "alone_fsync",
+    "qos1_durable",
+    "qos1_bytes",
+    "fly_kafka",
+    "felix_acked",
+    "felix_cache",
+    "open_durable",
+    "many_topics",
+)
+SIDES = (OURS, "nats", "redis", "mosquitto", "kafka", "rabbitmq")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure Quintet beside its peers and print ratios.")
     parser.add_argument("--only", action="append", choices=list(LOADS), help="run this load only (repeatable)")
+    parser.add_argument("--append", action="store_true", help="run the loads of the append path only")
     parser.add_argument("--side", action="append", choices=SIDES, help="run these servers only (repeatable)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: figures mean nothing")
     parser.add_argument("--repetitions", type=int, help="measure each side so often; for looking, not for the README")
@@ -94,7 +130,7 @@ def main() -> int:
     if wanted.repetitions:
         effort = replace(effort, repetitions=wanted.repetitions)
     with Bench(wanted.dir, effort, console, set(wanted.side or SIDES)) as bench:
-        for name in wanted.only or LOADS:
+        for name in wanted.only or (APPEND if wanted.append else LOADS):
             try:
                 LOADS[name](bench)
             except (BenchError, OSError) as error:
@@ -104,7 +140,9 @@ def main() -> int:
         console.print(f"[bold red]SKIPPED[/] {line}", highlight=False)
     if wanted.quick:
         console.print("[yellow]a quick run: these figures mean nothing[/]")
-    report.save(wanted.results, bench.comparisons, machine, found, bench.skipped, console)
+    report.save(
+        wanted.results, bench.comparisons, machine, found, bench.skipped, console, "append-" if wanted.append else ""
+    )
     missed = [comparison.load for comparison in bench.comparisons if comparison.reached is False]
     if missed:
         console.print(f"targets missed: {', '.join(missed)}", highlight=False)

@@ -3,7 +3,6 @@
 Needs cargo, and Redis for one of the tests; without them the tests are skipped and say so. No test looks at a rate.
 """
 
-import http.client
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.flymq import FlymqWire
 from quintet.bench.generators import Load, encode_varied
 from quintet.bench.wire import BenchError, Wire
+from tests.bench.counts import published
 
 SECONDS, WARMUP_S = 0.2, 0.1
 CONNECTIONS, IN_FLIGHT = 8, 4
@@ -35,17 +35,6 @@ HANDSHAKES = {
 pytestmark = pytest.mark.skipif(
     closed_loop.working_cargo() is None, reason="NO CARGO: the Rust load generator is neither built nor tested"
 )
-
-
-def published(server: peers.Server) -> int:
-    """The server's own count of messages."""
-    admin = http.client.HTTPConnection(server.listeners["admin"])
-    try:
-        admin.request("GET", "/metrics")
-        lines = admin.getresponse().read().decode().splitlines()
-    finally:
-        admin.close()
-    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("quintet_published_messages_total")))
 
 
 @pytest.fixture

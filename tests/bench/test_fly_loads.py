@@ -10,7 +10,7 @@ import pytest
 from bench.fly import FlyClient, connected
 from bench.peer_wires import KafkaWire
 
-from bench import closed_loop, floors, peers
+from bench import closed_loop, dialogues, floors, peers
 from quintet.bench import run
 from quintet.bench.flymq import FlymqWire, frame, str16
 from quintet.bench.generators import Load, payload_of
@@ -100,10 +100,10 @@ def test_sendfile_sends_what_fetch_read(ours: peers.Server, tmp_path: Path) -> N
 
 
 @needs_cargo
-def test_the_echo_is_taken_for_a_server() -> None:
-    request = len(FlymqWire().encode("sync", payload_of(100), 1, 1))
-    with floors.echo("sync", request) as address:
-        counted = closed_loop.rounds(Load(FlymqWire(), address, "sync", 100), 1, 3, SECONDS, WARMUP_S)
+def test_the_echo_is_taken_for_a_server(ours: peers.Server, tmp_path: Path) -> None:
+    said = dialogues.learn(dialogues.flymq_dialogue("sync", 100), ours.address)
+    with floors.echo(tmp_path / "echo", said.exchanges) as bare:
+        counted = closed_loop.rounds(Load(FlymqWire(), bare.address, "sync", 100), 1, 3, SECONDS, WARMUP_S)
     assert 0 < counted.operations <= counted.total
 
 

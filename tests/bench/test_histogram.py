@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench import closed_loop
 from quintet.bench import blipmq
 from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.generators import Load, publish_scheduled, publish_windows
@@ -84,6 +85,15 @@ def test_a_stall_shows_in_the_percentiles_of_a_schedule(stalling: StallingServer
     found = percentiles(sent.latencies, "open")
     assert found is not None
     assert found.at["p90"] >= STALL_S / 2 * 1e6 * 0.99
+
+
+@pytest.mark.skipif(closed_loop.working_cargo() is None, reason="NO CARGO: the Rust load generator is not tested")
+def test_a_stall_shows_in_the_schedule_of_the_rust_generator(stalling: StallingServer) -> None:
+    load = Load(BlipmqWire(), stalling.address, "t", 16, 1)
+    counted = closed_loop.scheduled(load, 1, RATE, COUNT / RATE, 0.0)
+    assert counted.total == counted.operations == COUNT
+    # A fifth of all messages were due in the first half of the stall, and waited for at least the other half.
+    assert counted.p99_us >= STALL_S / 2 * 1e6 * 0.98
 
 
 def test_the_closed_loop_asks_a_stalled_server_nothing_more(stalling: StallingServer) -> None:

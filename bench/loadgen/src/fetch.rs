@@ -83,7 +83,7 @@ pub fn run(wanted: &Wanted, counted: &mut Counted) -> Result<(), String> {
     let mut readers = Vec::with_capacity(wanted.connections);
     for number in 0..wanted.connections {
         readers.push(Reader {
-            link: Link::open(wanted.protocol, &wanted.address, number)?,
+            link: Link::open(wanted.protocol, &wanted.address, number, &shape.topic)?,
             place: number * cycle / wanted.connections,
             under_way: 0,
             left: if wanted.once { cycle } else { usize::MAX },

@@ -14,12 +14,12 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn open(protocol: Protocol, address: &str, number: usize) -> Result<Link, String> {
+    pub fn open(protocol: Protocol, address: &str, number: usize, topic: &str) -> Result<Link, String> {
         let bad = |error: std::io::Error| format!("cannot connect to {address}: {error}. Is it running?");
         let mut stream = TcpStream::connect(address).map_err(bad)?;
         stream.set_nodelay(true).map_err(bad)?;
         stream.set_read_timeout(Some(Duration::from_millis(STALL_MS as u64))).map_err(bad)?;
-        protocol.handshake(&mut stream, number)?;
+        protocol.handshake(&mut stream, number, topic)?;
         stream.set_nonblocking(true).map_err(bad)?;
         Ok(Link { stream, unsent: Vec::new() })
     }

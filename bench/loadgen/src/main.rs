@@ -4,28 +4,38 @@
 //! costs one read, one write and a share of one epoll call, the same for every protocol.
 //!
 //!     rounds   publishes in a closed loop (rounds.rs)
+//!     schedule publishes at a fixed rate (schedule.rs)
 //!     fetch    reads through FlyMQ (fetch.rs)
 //!     drain    reads a plain stream to its end (fetch.rs)
+//!     floor    is no load but a server, the least that a durable answer costs (floor.rs)
 
+mod amqp;
 mod fetch;
+mod floor;
 mod fly;
 mod histogram;
 mod kafka;
 mod link;
 mod poll;
 mod rounds;
+mod schedule;
+mod script;
 mod wire;
 
 use histogram::Histogram;
+use script::Script;
 use std::process::ExitCode;
 use wire::{Protocol, Shape};
 
 const CONNECTIONS_MAX: usize = 10_000;
 const ROUND_BYTES_MAX: usize = 16 * 1024 * 1024;
 const TOPICS_MAX: usize = 100_000; // as many as five digits name
-const USAGE: &str = "usage: loadgen [--what rounds|fetch|drain] --proto blipmq|redis|jetstream|nats|flymq|kafka \
+const RATE_MAX: f64 = 1e7;
+const USAGE: &str = "usage: loadgen [--what rounds|schedule|fetch|drain|floor] \
+    --proto blipmq|redis|jetstream|nats|flymq|kafka|amqp|script \
     --addr HOST:PORT --connections C --in-flight F --size N --seconds S [--warmup S] [--rounds N] [--topic NAME] \
-    [--topics T --run R] [--partitions P] [--held N] [--once 1] [--save FILE]";
+    [--topics T --run R] [--partitions P] [--held N] [--once 1] [--save FILE] \
+    [--rate R] [--file FILE --exchanges N:HEX,...] [options of a script: see script.rs]";
 
 struct Wanted {
     what: String,
@@ -37,9 +47,12 @@ struct Wanted {
     seconds: f64,
     warmup: f64,
     rounds: u64, // of each connection, instead of a time
+    rate: f64,   // messages a second of a schedule
     held: usize, // messages in each partition that is read
     once: bool,
     save: Option<String>,
+    file: String,      // of a floor
+    exchanges: String, // of a floor
 }
 
 fn number<T: std::str::FromStr>(name: &str, value: &str) -> Result<T, String> {
@@ -58,14 +71,19 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<Wanted, String> 
         seconds: 1.0,
         warmup: 0.0,
         rounds: 0,
+        rate: 0.0,
         held: 0,
         once: false,
         save: None,
+        file: String::new(),
+        exchanges: String::new(),
     };
+    let (mut script, mut scripted) = (Script::default(), false);
     while let Some(name) = words.next() {
         let value = words.next().ok_or_else(|| format!("{name} has no value. {USAGE}"))?;
         match name.as_str() {
             "--what" => wanted.what = value,
+            "--proto" if value == "script" => scripted = true,
             "--proto" => {
                 wanted.protocol = Protocol::named(&value).ok_or_else(|| format!("no protocol {value:?}. {USAGE}"))?;
             }
@@ -82,9 +100,22 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<Wanted, String> 
             "--held" => wanted.held = number(&name, &value)?,
             "--once" => wanted.once = value == "1",
             "--save" => wanted.save = Some(value),
+            "--rate" => wanted.rate = number(&name, &value)?,
+            "--file" => wanted.file = value,
+            "--exchanges" => wanted.exchanges = value,
             "--topic" => wanted.shape.topic = value,
-            _ => return Err(format!("{name} is not known. {USAGE}")),
+            _ => match script.option(&name, &value) {
+                Some(true) => {}
+                Some(false) => return Err(format!("{name} is not known. {USAGE}")),
+                None => return Err(format!("{name} {value:?} is nothing a script can take. {USAGE}")),
+            },
         }
+    }
+    if scripted {
+        if !script.sane() || wanted.shape.messages != 1 {
+            return Err(format!("the script lacks a part, or has more than one message a round. {USAGE}"));
+        }
+        wanted.protocol = Protocol::Script(Box::leak(Box::new(script)));
     }
     checked(wanted)
 }
@@ -99,6 +130,7 @@ fn checked(wanted: Wanted) -> Result<Wanted, String> {
         && (0.0..1e6).contains(&wanted.warmup)
         && wanted.seconds > 0.0
         && wanted.seconds < 1e6
+        && (wanted.what != "schedule" || wanted.rate > 0.0 && wanted.rate <= RATE_MAX)
         && shape.topic.len() <= usize::from(u16::MAX);
     let reads = wanted.what != "fetch"
         || wanted.protocol == Protocol::Flymq
@@ -122,6 +154,11 @@ struct Counted {
     latencies: Histogram,
 }
 
+fn floor(wanted: &Wanted) -> Result<(), String> {
+    let exchanges = floor::exchanges(&wanted.exchanges).ok_or(format!("--exchanges cannot be read. {USAGE}"))?;
+    floor::serve(&wanted.address, &wanted.file, &exchanges).map_err(|error| format!("the floor failed: {error}"))
+}
+
 fn main() -> ExitCode {
     let wanted = match arguments(std::env::args().skip(1)) {
         Ok(wanted) => wanted,
@@ -133,16 +170,19 @@ fn main() -> ExitCode {
     let mut counted = Counted { operations: 0, total: 0, bytes: 0, seconds: 0.0, latencies: Histogram::new() };
     let outcome = match wanted.what.as_str() {
         "rounds" => rounds::run(&wanted, &mut counted),
+        "schedule" => schedule::run(&wanted, &mut counted),
+        "floor" => floor(&wanted),
         "fetch" => fetch::run(&wanted, &mut counted),
         "drain" => fetch::drain(&wanted, &mut counted),
         other => Err(format!("--what {other:?} is not known. {USAGE}")),
     };
     println!(
-        "{{\"operations\":{},\"seconds\":{},\"p50_us\":{:.1},\"p99_us\":{:.1},\"errors\":{},\"total\":{},\"bytes\":{}}}",
+        "{{\"operations\":{},\"seconds\":{},\"p50_us\":{:.1},\"p99_us\":{:.1},\"p999_us\":{:.1},\"errors\":{},\"total\":{},\"bytes\":{}}}",
         counted.operations,
         counted.seconds,
         counted.latencies.at_us(0.5),
         counted.latencies.at_us(0.99),
+        counted.latencies.at_us(0.999),
         u8::from(outcome.is_err()),
         counted.total,
         counted.bytes,

@@ -7,7 +7,7 @@ use crate::fly::Turning;
 use crate::histogram::Histogram;
 use crate::link::{Link, READ_BYTES, STALL_MS};
 use crate::poll::{Poll, READABLE, WRITABLE};
-use crate::wire::Answers;
+use crate::wire::{Answers, Protocol};
 use crate::{Counted, Wanted};
 use std::time::{Duration, Instant};
 
@@ -17,24 +17,30 @@ struct Connection {
     turning: Option<Turning>,
     answers: Answers,
     owed: usize,
-    left: u64, // rounds, where their number is what ends the run
+    begun: u64, // rounds
+    left: u64,  // rounds, where their number is what ends the run
     sent_at: Instant,
 }
 
 impl Connection {
     fn open(wanted: &Wanted, number: usize) -> Result<Connection, String> {
-        let link = Link::open(wanted.protocol, &wanted.address, number)?;
+        let link = Link::open(wanted.protocol, &wanted.address, number, &wanted.shape.topic)?;
         let round = wanted.protocol.round(&wanted.shape, number);
         let turning = (wanted.shape.run > 0).then(|| Turning::new(&wanted.shape, &round, number, wanted.connections));
         let answers = Answers::new(wanted.protocol);
-        Ok(Connection { link, round, turning, answers, owed: 0, left: wanted.rounds, sent_at: Instant::now() })
+        let (left, sent_at) = (wanted.rounds, Instant::now());
+        Ok(Connection { link, round, turning, answers, owed: 0, begun: 0, left, sent_at })
     }
 
     /// Begin the next round; true if all of it went out.
-    fn start(&mut self, answers: usize, now: Instant) -> Result<bool, String> {
+    fn start(&mut self, protocol: Protocol, now: Instant, answers: usize) -> Result<bool, String> {
         if let Some(turning) = &mut self.turning {
             turning.turn(&mut self.round);
         }
+        if let Protocol::Script(script) = protocol {
+            script.number(&mut self.round, self.begun);
+        }
+        self.begun += 1;
         (self.owed, self.sent_at) = (answers, now);
         self.left = self.left.saturating_sub(1);
         self.link.send(&self.round)
@@ -69,7 +75,7 @@ pub fn run(wanted: &Wanted, counted: &mut Counted) -> Result<(), String> {
     let until = from + Duration::from_secs_f64(wanted.seconds);
     counted.seconds = wanted.seconds;
     for (number, connection) in connections.iter_mut().enumerate() {
-        if !connection.start(answers, start)? {
+        if !connection.start(wanted.protocol, start, answers)? {
             poll.change(&connection.link.stream, number, READABLE | WRITABLE).map_err(broken)?;
         }
     }
@@ -106,7 +112,7 @@ pub fn run(wanted: &Wanted, counted: &mut Counted) -> Result<(), String> {
             let over = if wanted.rounds > 0 { connection.left == 0 } else { now >= until };
             if over {
                 under_way -= 1;
-            } else if !connection.start(answers, now)? {
+            } else if !connection.start(wanted.protocol, now, answers)? {
                 blocked.push((number, READABLE | WRITABLE));
             }
         }

@@ -6,9 +6,13 @@
 //!     nats       F PUB and a PING; its PONG says that they were read (not durable)
 //!     flymq      F PRODUCE; each is answered with its offset when it is as durable as its topic asks (fly.rs)
 //!     kafka      F records in one batch of one Produce request with acks=1, answered as a whole (kafka.rs)
+//!     amqp       F persistent messages to a quorum queue; each is confirmed when it is on the disk (amqp.rs)
+//!     script     what the options say, one message a round (script.rs)
 
+use crate::amqp;
 use crate::fly;
 use crate::kafka;
+use crate::script::Script;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
@@ -37,6 +41,8 @@ pub enum Protocol {
     Nats,
     Flymq,
     Kafka,
+    Amqp,
+    Script(&'static Script),
 }
 
 /// What one connection sends in a round. Without `run` all goes to one topic, connection by connection to another of its
@@ -60,6 +66,7 @@ impl Protocol {
             "nats" => Some(Protocol::Nats),
             "flymq" => Some(Protocol::Flymq),
             "kafka" => Some(Protocol::Kafka),
+            "amqp" => Some(Protocol::Amqp),
             _ => None,
         }
     }
@@ -67,13 +74,13 @@ impl Protocol {
     /// How many answers a round of so many messages gets.
     pub fn answers(self, messages: usize) -> usize {
         match self {
-            Protocol::Blipmq | Protocol::Nats | Protocol::Kafka => 1,
-            Protocol::Redis | Protocol::JetStream | Protocol::Flymq => messages,
+            Protocol::Blipmq | Protocol::Nats | Protocol::Kafka | Protocol::Script(_) => 1,
+            Protocol::Redis | Protocol::JetStream | Protocol::Flymq | Protocol::Amqp => messages,
         }
     }
 
     /// Make a fresh connection ready for rounds. The stream still blocks.
-    pub fn handshake(self, stream: &mut TcpStream, connection: usize) -> Result<(), String> {
+    pub fn handshake(self, stream: &mut TcpStream, connection: usize, topic: &str) -> Result<(), String> {
         match self {
             Protocol::Blipmq => {
                 let mut hello = frame(HELLO, 1, &[&1u16.to_be_bytes()]);
@@ -91,6 +98,23 @@ impl Protocol {
                 fly::welcomed(&said)
             }
             Protocol::Kafka => Ok(()), // without SASL there is none
+            Protocol::Amqp => {
+                for (words, answer) in amqp::opening(topic) {
+                    send(stream, &words)?;
+                    amqp::answered_by(&read_until(stream, |data| amqp::whole(data).is_some())?, answer)?;
+                }
+                Ok(())
+            }
+            Protocol::Script(script) => {
+                for (words, bytes) in &script.opening {
+                    send(stream, words)?;
+                    let said = read_until(stream, |data| data.len() >= *bytes)?;
+                    if said.len() != *bytes {
+                        return Err(format!("{bytes} bytes should have answered the opening, not: {}", shown(&said)));
+                    }
+                }
+                Ok(())
+            }
             Protocol::Redis => {
                 send(stream, b"PING\r\n")?;
                 expect_end(stream, b"+PONG\r\n")
@@ -111,8 +135,10 @@ impl Protocol {
     /// The bytes of one round: so many messages whose payloads differ, and what asks for their answers.
     pub fn round(self, shape: &Shape, connection: usize) -> Vec<u8> {
         let Shape { topic, size, .. } = shape;
-        if self == Protocol::Kafka {
-            return kafka::produce(shape, connection);
+        match self {
+            Protocol::Kafka => return kafka::produce(shape, connection),
+            Protocol::Script(script) => return script.request.clone(),
+            _ => {}
         }
         let mut out = Vec::new();
         for payload in payloads(*size, shape.messages) {
@@ -126,12 +152,16 @@ impl Protocol {
                     out.extend(fly::produce(shape, &payload, connection));
                     continue;
                 }
+                Protocol::Amqp => {
+                    out.extend(amqp::publish(topic, &payload));
+                    continue;
+                }
                 Protocol::Redis => {
                     format!("*5\r\n$4\r\nXADD\r\n${}\r\n{topic}\r\n$1\r\n*\r\n$1\r\nd\r\n${size}\r\n", topic.len())
                 }
                 Protocol::JetStream => format!("PUB {topic} _INBOX.{connection} {size}\r\n"),
                 Protocol::Nats => format!("PUB {topic} {size}\r\n"),
-                Protocol::Kafka => unreachable!("a batch is made above, in one piece"),
+                Protocol::Kafka | Protocol::Script(_) => unreachable!("these are made above, in one piece"),
             };
             out.extend(head.as_bytes());
             out.extend(&payload);
@@ -140,7 +170,7 @@ impl Protocol {
         match self {
             Protocol::Blipmq => out.extend(frame(PING, 7, &[])),
             Protocol::Nats => out.extend(b"PING\r\n"),
-            Protocol::Redis | Protocol::JetStream | Protocol::Flymq | Protocol::Kafka => {}
+            _ => {}
         }
         out
     }
@@ -211,11 +241,12 @@ fn expect_end(stream: &mut TcpStream, end: &[u8]) -> Result<(), String> {
 pub struct Answers {
     protocol: Protocol,
     rest: Vec<u8>, // the start of an answer that is not whole yet
+    confirmed: amqp::Confirmed,
 }
 
 impl Answers {
     pub fn new(protocol: Protocol) -> Answers {
-        Answers { protocol, rest: Vec::new() }
+        Answers { protocol, rest: Vec::new(), confirmed: amqp::Confirmed::default() }
     }
 
     /// How many answers became whole with this piece; Err with the server's words if one is a refusal.
@@ -234,7 +265,7 @@ impl Answers {
     }
 
     /// (whole answers, bytes they took)
-    fn count(&self, data: &[u8]) -> Result<(usize, usize), String> {
+    fn count(&mut self, data: &[u8]) -> Result<(usize, usize), String> {
         let (mut count, mut used) = (0, 0);
         while used < data.len() {
             let ahead = &data[used..];
@@ -244,6 +275,8 @@ impl Answers {
                 Protocol::JetStream | Protocol::Nats => nats(ahead)?,
                 Protocol::Flymq => fly::produced(ahead)?,
                 Protocol::Kafka => kafka::produced(ahead)?,
+                Protocol::Amqp => self.confirmed.feed(ahead)?,
+                Protocol::Script(script) => script.answered(ahead)?,
             }) else {
                 break;
             };

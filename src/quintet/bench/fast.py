@@ -81,7 +81,7 @@ class FastWire:
     def connect(self, address: Address, connection: int = 0) -> socket.socket:
         """There is no handshake; packets are taken in order, so nothing waits for CREATE."""
         sock = open_socket(address)
-        creates = b"".join(self._create(topic) for topic in self.topics)
+        creates = b"".join(self.create(topic) for topic in self.topics)
         if self.bare:
             self._show(sock, creates)
         elif creates:
@@ -98,14 +98,15 @@ class FastWire:
         if got != owed:
             raise BenchError(f"EXTEND: {explain(got)}")
 
-    def _create(self, topic: str) -> bytes:
+    def create(self, topic: str) -> bytes:
+        """A CREATE packet."""
         name = topic.encode()
         return bytes((CREATE,)) + self._token + bytes((len(name),)) + name + bytes((self.flags,))
 
     def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
         """CREATE and SUBSCRIBE, both answered: a subscriber may ask for answers without cost to what follows."""
         id = topic_id(topic)
-        request = EXTEND_PACKET + self._create(topic) + bytes((SUBSCRIBE,)) + self._token + struct.pack(">I", id)
+        request = EXTEND_PACKET + self.create(topic) + bytes((SUBSCRIBE,)) + self._token + struct.pack(">I", id)
         sock.sendall(request)
         owed = EXTENDED + ANSWER.pack(OK, CREATE, id, 0, 0) + ANSWER.pack(OK, SUBSCRIBE, id, 0, 0)
         got = read_until(sock, lambda data: len(data) >= len(owed) or bytes((ERROR,)) in data[:1], "SUBSCRIBE answer")

@@ -3,9 +3,12 @@
 import datetime
 import os
 import platform
+import time
 from pathlib import Path
 
 import quintet
+
+PROCESS_CLOCK = 2  # of the clocks that Linux makes of a process id: what was on a processor, by the scheduler's count
 
 
 def _first(path: str, key: str) -> str:
@@ -54,3 +57,13 @@ def headline(found: dict[str, str | int | float]) -> str:
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process."""
     return int(_first(f"/proc/{pid}/status", "VmRSS").split(" ")[0]) * 1024
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process has taken, all its threads, to the nanosecond: Linux has a clock for each."""
+    return time.clock_gettime(~pid << 3 | PROCESS_CLOCK)
+
+
+def open_files(pid: int) -> int:
+    """How many files and sockets a process holds open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -75,7 +75,7 @@ def rotating(load: Load, topics: int, run: int, passes: int) -> Outcome:
         crew.line_up()
         crew.go()
         sent: Sent = crew.results(RUN_S_MAX)[0]
-    return Outcome(sent.messages, sent.seconds, load.size, "closed")
+    return Outcome(sent.messages, sent.seconds, load.size, "closed", busy=sent.busy_s / sent.seconds)
 
 
 def windows(
