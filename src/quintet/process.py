@@ -1,13 +1,10 @@
 """Prepares the process for a broker: its open files, its event loop, and how it ends when a thread does not."""
 
 import asyncio
+import logging
 import os
 import resource
 import sys
-
-import structlog
-
-_log = structlog.get_logger()
 
 
 def leave_at_once(code: int) -> None:
@@ -24,7 +21,8 @@ def raise_open_files() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (ValueError, OSError) as error:
-        _log.warning("open_files_not_raised", limit=soft, error=str(error), hint="raise it with `ulimit -n`")
+        said = {"limit": soft, "error": str(error), "hint": "raise it with `ulimit -n`"}
+        logging.getLogger("quintet").warning("open_files_not_raised", extra={"fields": said})
 
 
 def runner() -> asyncio.Runner:

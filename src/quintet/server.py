@@ -14,8 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import structlog
-
 from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
@@ -68,7 +66,7 @@ COLLECT_IDLE_US = 60_000_000
 COLLECT_LATEST_US = 1_800_000_000
 DAY_US = 24 * 3600 * 1_000_000
 
-_log = structlog.get_logger()
+_log = logs.Logger()
 
 
 def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Settings]) -> int:
@@ -365,6 +363,7 @@ def _quiet_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_YOUNG_OBJECTS, 1_000_000, 1_000_000)
+    gc.enable()  # `quintet serve` switches it off while it loads
 
 
 def _report(event: str, fields: dict[str, object]) -> None:
