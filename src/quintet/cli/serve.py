@@ -47,6 +47,6 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
 
 def _load_quickly() -> None:
     """Before the broker is imported: what makes imports slow and gives it nothing."""
-    gc.disable()  # hardly anything that a start makes is garbage; server.py collects once, before it is ready
+    gc.disable()  # hardly anything that an import makes is garbage; server.py switches it on again
     # pydantic would read the metadata of every installed package, to look for plugins of its own.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
