@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -360,19 +361,15 @@ def quintet(
 def _ready_line(process: subprocess.Popen[bytes], log: Path, deadline: float) -> dict[str, str]:
     """Read lines until the ready line. Other lines (what --dev prints for people) are passed over."""
     assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
     data = b""
-    while time.monotonic() < deadline:
-        piece = process.stdout.read()
-        if piece:
-            data += piece
-            for line in data.split(b"\n")[:-1]:
-                if line.startswith(b"{") and b'"ready"' in line:
-                    return dict(json.loads(line)["listeners"])
-        elif process.poll() is not None:
+    while (left := deadline - time.monotonic()) > 0 and select.select([process.stdout], [], [], left)[0]:
+        piece = os.read(process.stdout.fileno(), 1 << 16)
+        if not piece:
             break
-        else:
-            time.sleep(0.005)
+        data += piece
+        for line in data.split(b"\n")[:-1]:
+            if line.startswith(b"{") and b'"ready"' in line:
+                return dict(json.loads(line)["listeners"])
     raise BenchError(f"quintet did not become ready; its log ends: {log.read_text(errors='replace')[-1000:]}")
 
 

@@ -5,14 +5,15 @@ tests share; everything that needs Spark stays together, for the session. What t
 process works alone in the end. Plain `pytest` runs all in one process.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Final
 
 import hypothesis
 import pytest
-import structlog
 
+from quintet import logs
 from quintet.config import ENV_OTHER, ENV_OTHER_PREFIX, ENV_PREFIX
 
 # What has long files, and waits for processes; the many short files behind it fill the gaps in the end.
@@ -37,8 +38,11 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def _logs_as_they_were() -> Iterator[None]:
     """A command that ran in this process has sent the logs to its own streams, which are closed after it."""
     yield
-    if structlog.is_configured():
-        structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler.formatter, logs.Lines):
+            root.removeHandler(handler)
+            root.setLevel(logging.WARNING)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

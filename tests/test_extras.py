@@ -177,7 +177,7 @@ def test_the_loader_finds_a_module_that_needs_more() -> None:
     """A control: these three do, whatever else is right."""
     found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.source.connection"])
     assert found == {
-        "quintet.server": "structlog",
+        "quintet.server": "pydantic",
         "quintet.client.links.peerbus_ws": "picows",
         "quintet.spark.source.connection": "pyarrow",
     }

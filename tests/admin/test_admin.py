@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Sequence
 
 import httpx2
@@ -14,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quintet.admin import listener
-from quintet.admin.app import create_app
+from quintet.admin.app import Late, create_app
 from quintet.admin.health import Check
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.admin.metrics import Family, check_name
@@ -104,6 +105,43 @@ async def test_openmetrics_for_those_who_ask(admin: AdminServer) -> None:
     answer = await get(admin, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
+
+
+async def test_every_path_that_is_answered_is_described(admin: AdminServer, broker: Broker) -> None:
+    described = (await get(admin, "/openapi.json")).json()["paths"]
+    assert set(described) == {"/livez", "/readyz", "/metrics"}
+    assert set(described) | {"/health/live", "/health/ready"} == set(create_app(broker, broker)._answers)
+    assert {path for path, methods in described.items() if "503" in methods["get"]["responses"]} == {"/readyz"}
+    assert "swagger" in (await get(admin, "/docs")).text
+
+
+async def test_what_is_not_there_is_refused(admin: AdminServer) -> None:
+    assert (await get(admin, "/nothing")).status_code == 404
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        for method in ("POST", "HEAD", "DELETE"):
+            answer = await client.request(method, f"http://{admin.address}/livez")
+            assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+async def test_who_hangs_up_does_not_end_the_load_for_others() -> None:
+    begun, go = threading.Event(), threading.Event()
+    loads: list[int] = []
+
+    def load() -> str:
+        loads.append(1)
+        begun.set()
+        assert go.wait(20)
+        return "loaded"
+
+    late = Late(load)
+    first, second = asyncio.create_task(late.get()), asyncio.create_task(late.get())
+    await asyncio.to_thread(begun.wait, 20)
+    first.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    assert await second == "loaded"
+    assert first.cancelled()
+    assert loads == [1]
 
 
 async def test_promtool_accepts_the_metrics(admin: AdminServer) -> None:

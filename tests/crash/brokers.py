@@ -161,7 +161,11 @@ class Launcher:
         self._count += 1
         out, err = self.folder / f"{self._count}.out", self.folder / f"{self._count}.err"
         os.mkfifo(out)
-        return out, err, os.open(out, os.O_RDONLY | os.O_NONBLOCK)
+        return (
+            out,
+            err,
+            os.open(out, os.O_RDWR | os.O_NONBLOCK),
+        )  # for writing too: else it reads as ended until the child opens it
 
     def launch(self, data: Path, settings: dict[str, str] | None = None, sabotage: str = "") -> tuple[int, Path, int]:
         """Fork a broker and do not wait: (process id, its stderr, the pipe of its ready line)."""
@@ -230,8 +234,6 @@ class Launcher:
                 line += chunk
                 if watch in ready and not chunk:
                     raise NotStarted(err.read_text(errors="replace"))
-                if not ready or (pipe in ready and not chunk):
-                    time.sleep(0.002)  # the child has not opened its end yet: the pipe reads as ended
         finally:
             os.close(watch)
             os.close(pipe)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ assert serve is not None, "imported ahead of the fork"
 assert audit is not None, "imported ahead of the fork"
 assert chain is not None, "imported ahead of the fork"
 assert Server is not None, "imported ahead of the fork"
+# What a broker imports late, and each of these would.
+for late in (
+    "jwt",
+    "uvloop",
+    *(f"quintet.protocols.{door}.session" for door in ("blipmq", "fast", "felix", "flymq", "peerbus")),
+):
+    import_module(late)
 
 
 def ack_early() -> None:

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from quintet.admin.app import App
 
 BACKLOG = 128
 KEEP_ALIVE_S = 5
+TICK_S = 1.0  # how often the Date header is made anew
 CONCURRENT_REQUESTS_MAX = 256
 CONNECTIONS_PER_ADDRESS_MAX = 64
 EXCHANGE_S = 10.0
@@ -81,6 +83,7 @@ class _Embedded(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self.stopping = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -89,6 +92,23 @@ class _Embedded(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether it should stop."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own sleeps 0.1 s for the connections, also if there are none."""
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        for server in self.servers:
+            server.close()
+            await server.wait_closed()
+        for bound in sockets or []:
+            bound.close()
 
 
 class AdminServer:
@@ -116,10 +136,11 @@ class AdminServer:
     async def stop(self) -> None:
         """Stop accepting, give open requests STOP_S seconds, then close. Safe to call twice."""
         self._server.should_exit = True
+        self._server.stopping.set()
         await self._task
 
 
-async def serve_admin(app: FastAPI, host: str, port: int) -> AdminServer:
+async def serve_admin(app: App, host: str, port: int) -> AdminServer:
     """Bind, start, and return once requests are accepted. OSError if the address cannot be bound."""
 
     class Bounded(_Bounded):

@@ -1,5 +1,6 @@
 """`quintet serve`: reads the configuration and hands it to server.py, which owns the broker's life."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
     Environment variables QUINTET_SECTION__KEY override the file, flags override both. SIGTERM drains and stops, SIGHUP
     reads certificates and credentials again.
     """
+    _load_quickly()
     from quintet.config import Settings
     from quintet.config.renaming import OldName
 
@@ -42,3 +44,10 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
         return Settings.load(config_file, os.environ, flags, server.warn_of_old_name)
 
     sys.exit(server.serve(settings, print_ready=print_ready, reload=reload, old_names=old_names))
+
+
+def _load_quickly() -> None:
+    """Before the broker is imported: what makes imports slow and gives it nothing."""
+    gc.disable()  # hardly anything that an import makes is garbage; server.py switches it on again
+    # pydantic would read the metadata of every installed package, to look for plugins of its own.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

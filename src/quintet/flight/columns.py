@@ -16,10 +16,11 @@ another type or another order than the log's. No broker, no I/O.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from quintet.flight.wire import COLUMNS
 from quintet.log.mapped import Gathered
@@ -192,6 +193,11 @@ def _cast(name: str, column: pa.Array, kind: pa.DataType, safe: bool = True) -> 
         ) from None
 
 
+def compute() -> ModuleType:
+    """Arrow's functions, as a module."""
+    return import_module("pyarrow.compute")  # late: 110 ms, and the first read needs none
+
+
 def _binary(name: str, column: pa.Array) -> pa.Array:
     """The column as binary with 32-bit offsets."""
     types = pa.types
@@ -203,7 +209,7 @@ def _binary(name: str, column: pa.Array) -> pa.Array:
     ):
         raise _wrong(name, column.type, "binary or string")
     if types.is_dictionary(column.type):
-        _check_decoded(name, pc.binary_length(column.dictionary).take(column.indices))
+        _check_decoded(name, compute().binary_length(column.dictionary).take(column.indices))
         column = column.dictionary_decode()
     elif any(fit(kind) for fit in views):
         _check_decoded(name, _view_lengths(column))
@@ -214,13 +220,13 @@ def _view_lengths(column: pa.Array) -> pa.Array:
     """The first four bytes of each sixteen; Arrow has no function for it."""
     n, at = len(column), column.offset
     words = pa.Array.from_buffers(pa.int32(), 4 * (at + n), [None, column.buffers()[1]], null_count=0)
-    lengths = words.take(pc.cumulative_sum(pa.repeat(pa.scalar(4, pa.int64()), n), start=4 * at - 4))
-    return pc.if_else(column.is_valid(), lengths, 0)
+    lengths = words.take(compute().cumulative_sum(pa.repeat(pa.scalar(4, pa.int64()), n), start=4 * at - 4))
+    return compute().if_else(column.is_valid(), lengths, 0)
 
 
 def _check_decoded(name: str, lengths: pa.Array) -> None:
     """A few bytes that stand for gigabytes must not become them."""
-    size = pc.sum(lengths.cast(pa.int64())).as_py() or 0
+    size = compute().sum(lengths.cast(pa.int64())).as_py() or 0
     if size > DECODED_BYTES_MAX:
         raise TooLarge(
             f"the column `{name}` has {size} bytes once it is decoded, the limit is {DECODED_BYTES_MAX}",
@@ -260,8 +266,8 @@ def _lists(column: pa.Array) -> Lists | None:
         return None  # lists that were empty wherever anybody looked
     if not types.is_struct(entry) or sorted(field.name for field in entry) != ["key", "value"]:
         raise _wrong("headers", kind, wanted)
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+    lengths = compute().fill_null(compute().list_value_length(column), 0)
+    ends = compute().cumulative_sum(lengths.cast(pa.int64()))
     if len(ends) and ends[-1].as_py() >= 1 << 31:
         raise BadRequest("the column `headers` has too many entries", hint="send smaller record batches")
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
@@ -293,5 +299,5 @@ def _chosen(column: pa.Array | None) -> memoryview | bytes | None:
         return None
     if not pa.types.is_integer(column.type):
         raise _wrong("partition", column.type, "int")
-    column = pc.fill_null(_cast("partition", column, pa.int32()), -1)
+    column = compute().fill_null(_cast("partition", column, pa.int32()), -1)
     return _view(column.buffers()[1], 4 * column.offset)

@@ -10,10 +10,10 @@ The text is "CODE: what happened (what helps)" and `extra_info` a `wire.Problem`
 short: a text that repeats what the client sent is cut.
 """
 
+import logging
 from typing import Final
 
 import msgspec
-import structlog
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.flight.wire import Problem
@@ -22,7 +22,7 @@ from quintet.model.errors import AuthError, Forbidden, QuintetError
 INTERNAL_CODE: Final = "E1000"
 TEXT_BYTES_MAX: Final = 1_000
 
-_log = structlog.get_logger()
+_log = logging.getLogger("quintet")
 
 
 def to_flight(error: BaseException) -> flight.FlightError:
@@ -30,7 +30,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
     if isinstance(error, flight.FlightError):
         return error
     if not isinstance(error, QuintetError):
-        _log.error("flight_failed", error=repr(error), exc_info=error)
+        _log.error("flight_failed", exc_info=error, extra={"fields": {"error": repr(error)}})
         problem = Problem(INTERNAL_CODE, "the broker failed to answer", "its log says why", retryable=False)
         return flight.FlightInternalError(_text(problem), msgspec.json.encode(problem))
     problem = Problem(error.code, _short(str(error)), _short(error.hint), error.retryable)

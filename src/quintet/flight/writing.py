@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from quintet import kernel
 from quintet.broker.atomic.stages import ONCE
@@ -160,12 +159,12 @@ def _by_topic(topic: str, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Recor
         raise BadRequest(f"the column `topic` is {names.type}, it must be string")
     if names.null_count:
         raise BadRequest("the column `topic` is null in some rows", hint="every row needs the topic it goes to")
-    found = pc.unique(names)
+    found = columns.compute().unique(names)
     if len(found) > TOPICS_OF_PUT_MAX:
         raise LimitExceeded(f"{len(found)} topics in one record batch, the limit is {TOPICS_OF_PUT_MAX}")
     for name in found.to_pylist():
         try:
-            yield name, batch.filter(pc.equal(names, name))
+            yield name, batch.filter(columns.compute().equal(names, name))
         except pa.ArrowNotImplementedError as error:
             raise BadRequest(f"the rows cannot be sorted by topic: {error}", hint="cast this column") from None
 

@@ -8,20 +8,18 @@ socket with a thread.
 import os
 from typing import TYPE_CHECKING
 
-from quintet.kernel import pure
-
 NATIVE = False
 if TYPE_CHECKING:
     from quintet.kernel import _native as _chosen
+elif os.environ.get("QUINTET_PURE", "") in ("1", "true", "yes"):
+    from quintet.kernel import pure as _chosen
 else:
-    _chosen = pure
-    if os.environ.get("QUINTET_PURE", "") not in ("1", "true", "yes"):
-        try:
-            from quintet.kernel import _native as _chosen
+    try:
+        from quintet.kernel import _native as _chosen
 
-            NATIVE = True
-        except ImportError:
-            NATIVE = False
+        NATIVE = True
+    except ImportError:
+        from quintet.kernel import pure as _chosen
 
 crc32c = _chosen.crc32c
 build = _chosen.build

@@ -28,15 +28,15 @@ repeats nothing of the token. The clock is a parameter, and files are read elsew
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Final, NoReturn
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from quintet.broker.identity import jose
-from quintet.broker.identity.tokens import HASHES, LEEWAY_US_DEFAULT, SIGNATURE_BYTES, prepared_secret
+from quintet.broker.identity.tokens import LEEWAY_US_DEFAULT, SIGNATURE_BYTES, hash_of, prepared_secret
 from quintet.model.errors import ConfigError, TooLarge
 from quintet.model.json_value import JsonObject
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
 TENANT_BYTES_MAX: Final = 200
@@ -268,7 +268,7 @@ def _texts_of(public: bytes) -> tuple[bytes, ...]:
 class _Ring:
     """What may have signed the tokens of a tenant. Two fields, because nothing may wander from one to the other."""
 
-    keys: tuple[tuple[str, Ed25519PublicKey], ...] = ()  # kid, key
+    keys: tuple[tuple[str, "Ed25519PublicKey"], ...] = ()  # kid, key
     secrets: tuple[bytes, ...] = ()
 
     @property
@@ -336,7 +336,11 @@ class TenantTokens:
         self._seen[bytes(token)] = claims
 
 
-def _loaded(keys: tuple[TenantKey, ...]) -> tuple[tuple[str, Ed25519PublicKey], ...]:
+def _loaded(keys: tuple[TenantKey, ...]) -> tuple[tuple[str, "Ed25519PublicKey"], ...]:
+    if not keys:
+        return ()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # late: 25 ms
+
     return tuple((key.kid, Ed25519PublicKey.from_public_bytes(key.public)) for key in keys)
 
 
@@ -360,6 +364,8 @@ def _algorithm(named: str, ring: _Ring) -> str:
 def _check_eddsa(signed: bytes, signature: bytes, kid: str, ring: _Ring) -> None:
     if len(signature) != EDDSA_SIGNATURE_BYTES:
         refuse("signature size")
+    from cryptography.exceptions import InvalidSignature  # late, see _loaded
+
     named = [key for name, key in ring.keys if kid and name == kid]
     for key in named or [key for _, key in ring.keys]:
         try:
@@ -373,7 +379,7 @@ def _check_eddsa(signed: bytes, signature: bytes, kid: str, ring: _Ring) -> None
 def _check_hs256(signed: bytes, signature: bytes, ring: _Ring) -> None:
     if len(signature) != SIGNATURE_BYTES[HS256]:
         refuse("signature size")
-    if not any(HASHES[HS256].verify(signed, secret, signature) for secret in ring.secrets):
+    if not any(hash_of(HS256).verify(signed, secret, signature) for secret in ring.secrets):
         refuse("signature")
 
 
@@ -431,7 +437,7 @@ def mint_tenant(claims: Mapping[str, object], algorithm: str, sign: Callable[[by
 def secret_signer(secret: bytes) -> Callable[[bytes], bytes]:
     """How HS256 signs with this secret. ConfigError for a secret that no broker takes."""
     key = prepared_secret(secret, HS256, "the secret")
-    return lambda signed: HASHES[HS256].sign(signed, key)
+    return lambda signed: hash_of(HS256).sign(signed, key)
 
 
 def explain_permission(permission: str, tenant: str) -> tuple[str, str, str]:

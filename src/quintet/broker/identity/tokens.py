@@ -22,26 +22,22 @@ a parameter. Nothing here logs, and no error repeats a part of a token.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Final, NoReturn
-
-from jwt.algorithms import HMACAlgorithm
-from jwt.exceptions import InvalidKeyError
+from functools import cache
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from quintet.broker.identity import jose
 from quintet.broker.identity.jose import SECOND
 from quintet.model.errors import ConfigError, TooLarge
 from quintet.model.json_value import JsonObject
 
+if TYPE_CHECKING:
+    from jwt.algorithms import HMACAlgorithm
+
 TOKEN_BYTES_MAX: Final = 255  # its length is one byte in the packets of Fast
 QUEUE_KEY_BYTES_MAX: Final = 255
 LEEWAY_US_DEFAULT: Final = 60 * SECOND
 
 PERMISSIONS: Final = frozenset({"publish", "subscribe", "rotate", "create"})
-HASHES: Final[dict[str, HMACAlgorithm]] = {
-    "HS256": HMACAlgorithm(HMACAlgorithm.SHA256),
-    "HS384": HMACAlgorithm(HMACAlgorithm.SHA384),
-    "HS512": HMACAlgorithm(HMACAlgorithm.SHA512),
-}
 SIGNATURE_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
 SECRET_BYTES_MIN: Final = SIGNATURE_BYTES  # RFC 7518, section 3.2: as long as the hash
 
@@ -56,6 +52,14 @@ HINTS: Final = jose.HINTS | {
     "algorithm": "sign with one of tokens.algorithms: HS256 unless the configuration says otherwise",
     "signature": "sign with a secret of [[tokens.secrets]]",
 }
+
+
+@cache
+def hash_of(algorithm: str) -> "HMACAlgorithm":
+    """PyJWT's HMAC of an algorithm in SIGNATURE_BYTES."""
+    from jwt.algorithms import HMACAlgorithm  # late: cryptography, 38 ms
+
+    return HMACAlgorithm(getattr(HMACAlgorithm, algorithm.replace("HS", "SHA")))
 
 
 def refuse(rule: str) -> NoReturn:
@@ -98,8 +102,8 @@ class TokenOptions:
 
 def prepared_secret(secret: bytes, algorithm: str, what: str) -> bytes:
     """The secret, if it may be used with this algorithm."""
-    if algorithm not in HASHES:
-        known = ", ".join(HASHES)
+    if algorithm not in SIGNATURE_BYTES:
+        known = ", ".join(SIGNATURE_BYTES)
         raise ConfigError(f"tokens are not signed with {algorithm!r} here", hint=f"one of {known}")
     least = SECRET_BYTES_MIN[algorithm]
     if len(secret) < least:
@@ -107,8 +111,10 @@ def prepared_secret(secret: bytes, algorithm: str, what: str) -> bytes:
             f"{what} has {len(secret)} bytes, {algorithm} needs at least {least}",
             hint=f"openssl rand -hex {least} makes one",
         )
+    from jwt.exceptions import InvalidKeyError  # late, see hash_of
+
     try:
-        return HASHES[algorithm].prepare_key(secret)
+        return hash_of(algorithm).prepare_key(secret)
     except InvalidKeyError:
         raise ConfigError(
             f"{what} is a public key, a certificate or a key in JSON, which others may know",
@@ -157,7 +163,7 @@ def _check_signature(signed: bytes, signature: bytes, algorithm: str, keys: tupl
     """PyJWT's HMAC, compared in constant time, with each secret in turn."""
     if len(signature) != SIGNATURE_BYTES[algorithm]:
         refuse("signature size")
-    hashed = HASHES[algorithm]
+    hashed = hash_of(algorithm)
     if not any(hashed.verify(signed, key, signature) for key in keys):
         refuse("signature")
 
@@ -244,7 +250,7 @@ def mint(
     header = jose.spelled(jose.json_text({"alg": algorithm, "typ": "JWT"} if typ else {"alg": algorithm}))
     said = jose.json_text(claims)
     signed = header + b"." + jose.spelled(said)
-    token = signed + b"." + jose.spelled(HASHES[algorithm].sign(signed, key))
+    token = signed + b"." + jose.spelled(hash_of(algorithm).sign(signed, key))
     if len(token) > bytes_max:
         sizes = claim_sizes(claims)
         longest = max(sizes, key=sizes.__getitem__)
