@@ -149,15 +149,16 @@ def failures(extra: str, wanted: list[str]) -> dict[str, str]:
 
 # extra -> the modules that it is enough for, as a pattern
 ENOUGH: Final = {
-    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\._native).*|quintet|quintet\.spark"
+    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\.agents\.mcp|\._native).*|quintet|quintet\.spark"
     r"|quintet\.protocols\.\w+\.(codec|frames)",
-    "peerbus": r"quintet\.client\..*",
+    "peerbus": r"quintet\.client\.(?!agents\.mcp).*",
+    "mcp": r"quintet\.client\..*",
     "felix": r"quintet\.net\.quic_twin",
     "compression": r"quintet\.model\.zstd",
     "flight": r"quintet\.spark\.source\.connection|quintet\.flight\.(wire|columns)",
     "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|storage\.claims|object_parquet)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
-    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate).*",
+    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate|client\.agents\.mcp).*",
 }
 NEEDS_ANOTHER: Final = {
     "quintet.client.links.peerbus_ws",

@@ -69,7 +69,7 @@ USES: Final = (
     Use("peer broadcast", (*PEER, '"lunch?"')),
     Use("peer listen", (*PEER, "--timeout", "0.2")),
     Use("peer stdio", (*PEER, "--linger", "0.1")),
-    Use("mcp", PEER),
+    Use("mcp", PEER, "mcp"),
     Use("kv put", (*FELIX, "k", "v"), "felix"),
     Use("kv get", (*FELIX, "k"), "felix"),
     Use("kv incr", (*FELIX, "n"), "felix"),
