@@ -95,6 +95,7 @@ USES: Final = (
     Use("pipeline status", FLIGHT, "flight"),
     Use("pipeline stop", (*FLIGHT, "x"), "flight"),
     Use("spark sql", ("select 1",), "spark"),
+    Use("spark convert", ("{home}/none",), "lake"),
     Use("spark notebook", (*FLIGHT, "{topic}", "-o", "{home}/page.py"), "notebook"),
     Use("bench doors", ()),
     Use("bench pub", ("{blip}", "--count", "100"), "bench"),

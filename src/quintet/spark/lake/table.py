@@ -5,9 +5,9 @@
     committed           fence: files of the replay are removed           renames are done again (parquet), nothing to do
 
 The three formats differ in where the commit is: a JSON file (parquet.py), Delta's log (delta.py), Iceberg's catalog (iceberg.py).
-A table is one directory of a file system that driver and executors share, or one prefix of an object store. There, nothing is
-locked or renamed: the log of the format decides which of two drivers commits, files of Delta and Iceberg are written where they
-stay, and what a killed task leaves goes with the versions that _expire lets go of (ADR 22).
+A table is one directory of a file system that driver and executors share, or, of Delta and Iceberg, one prefix of an object store.
+There, nothing is locked, staged or renamed: the log of the format decides which of two drivers commits, files are written where
+they stay, and what a killed task leaves goes with the versions that _expire lets go of (ADR 22).
 """
 
 import contextlib
@@ -107,7 +107,7 @@ class LakeTable(ABC):
         """Finish, or take back, what this writer left when it was cut off."""
 
     @abstractmethod
-    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
+    def _replace(self, merged: Sequence[Merge]) -> None:
         """Merged files in place of those they were made of."""
 
     @abstractmethod
@@ -168,8 +168,7 @@ class LakeTable(ABC):
                     self.journal.prune(writer)
             if not fresh:
                 self._same_again(commit, accept_other, keep=mine)
-            if staged or not fresh or isinstance(self.path, Path):  # as in compact: not before the epoch is taken
-                self.journal.sweep(writer, epoch)
+            self.journal.sweep(writer, epoch)
             if writer.startswith(ONCE):
                 self.journal.forget(writer)
         return fresh
@@ -204,17 +203,15 @@ class LakeTable(ABC):
         with self.journal.locked(), self._session():
             for writer in {COMPACTOR, *self._others()}:
                 self._recover(writer)
-            epoch = self._merge_epoch()
             merged: list[Merge] = []
             for place, group in self._groups(target_bytes):
                 rows = files.read_files(group)
                 values = {name: text(rows.column(name)[0].as_py()) for name in self.partition_by()}
-                file = files.write_file(self.path, COMPACTOR, epoch, values, rows, place, in_place=self.in_place)
+                file = files.write_file(self.path, COMPACTOR, 0, values, rows, place, in_place=self.in_place)
                 merged.append(Merge(file, group))
             if merged:
-                self._replace(merged, epoch)
-            # Without locks, another process may stage for this epoch until somebody has claimed it.
-            self.journal.sweep(COMPACTOR, epoch if merged or isinstance(self.path, Path) else epoch - 1)
+                self._replace(merged)
+            self.journal.sweep(COMPACTOR, 0)
             self._expire()
         return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
 
@@ -222,20 +219,12 @@ class LakeTable(ABC):
         """Whose unfinished commits are looked after, too. In an object store recovering one looks after all, or after none."""
         return [] if isinstance(self.path, ObjectPath) else self.journal.writers()
 
-    def _merge_epoch(self) -> int:
-        """A number for this compaction; one, where a lock lets only one run at a time."""
-        return 0
-
-    def _settled(self) -> Sequence[TablePath]:
-        """The files that hold the rows now, and that no commit under way is still putting in place."""
-        return self.paths()
-
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[TablePath]]]:
         """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
         two partition values all the same."""
         places: dict[tuple[str, str], list[TablePath]] = defaultdict(list)
         columns = self.partition_by()
-        for path in self._settled():
+        for path in self.paths():
             if path.stat().st_size < target_bytes // 2:
                 place = str(relative(path, self.path).parent)
                 values = [files.extremes(path).get(name) for name in columns]

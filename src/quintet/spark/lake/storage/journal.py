@@ -7,8 +7,8 @@
 For a Parquet table EPOCH.json *is* the commit: what is renamed afterwards is renamed again by the next one who comes, if it
 was cut off. For the others it remembers the size, so that a replayed batch that differs is noticed. KEPT batches stay.
 
-In an object store there is no lock and no rename. Delta and Iceberg need neither (delta.py, iceberg.py), and EPOCH.json is
-written when their log has the batch; for Parquet see claims.py.
+In an object store there is no lock and no rename. Delta and Iceberg need neither (delta.py, iceberg.py), nothing is staged, and
+EPOCH.json is written when their log has the batch.
 """
 
 import contextlib
@@ -40,7 +40,6 @@ class Commit(msgspec.Struct, frozen=True):
     epoch: int
     rows: int
     files: tuple[File, ...]
-    gone: tuple[str, ...] = ()  # files that these replace (object_parquet.py)
 
 
 class Journal:
@@ -113,16 +112,7 @@ class Journal:
         swept = 0
         root = self.table / STAGING
         if isinstance(root, ObjectPath):
-            # By directory, as pyarrow leaves an empty object in place of each that it emptied file by file. The newest file
-            # counts: a batch that failed long ago may be run again right now, and stages beside what it left then.
-            newest: dict[ObjectPath, float] = {}
-            for path in root.walk():
-                newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
-            old = {folder for folder, last in newest.items() if time.time() - last > ORPHAN_SECONDS}
-            own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, epoch)}
-            for gone in old | own:
-                gone.remove_tree()
-            return len(old | own)
+            return 0
         for folder in root.glob("*/*") if root.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
                 if _own(folder, writer, epoch) or time.time() - folder.stat().st_mtime > ORPHAN_SECONDS:
@@ -143,7 +133,7 @@ class Journal:
         return self._commits / quote(writer, safe="") / f"{epoch}{suffix}"
 
 
-def _own(folder: TablePath, writer: str, epoch: int) -> bool:
+def _own(folder: Path, writer: str, epoch: int) -> bool:
     """Whether files in this directory were staged for a batch of a writer, up to an epoch."""
     return folder.parent.name == quote(writer, safe="") and folder.name.isdecimal() and int(folder.name) <= epoch
 

@@ -7,20 +7,16 @@ in common; there is nothing to make before the first write, and nothing left aft
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.storage.options import NOTHING, STORES, Storage, plain
 from quintet.spark.source.options import without_file
 
-REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
 GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -151,14 +147,6 @@ class ObjectPath:
                 info = Info(one.size or 0, one.mtime_ns / 1e9 if one.mtime_ns else 0.0)
                 yield ObjectPath(self.root, one.path.removeprefix(f"{bucket}/"), self.storage, info)
 
-    def folders(self) -> "list[ObjectPath]":
-        """What is one step below this name and has more below it."""
-        from pyarrow import fs
-
-        with plain(self):
-            found = self._fs.get_file_info(fs.FileSelector(self._full, allow_not_found=True))
-        return [self / one.base_name for one in found if one.type == fs.FileType.Directory]
-
     def remove_tree(self) -> None:
         """Everything below this name, and the empty object that pyarrow leaves where it removed the last of others."""
         with contextlib.suppress(FileNotFoundError), plain(self):
@@ -178,14 +166,6 @@ class ObjectPath:
 
 
 TablePath = Path | ObjectPath
-
-
-def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
-    """Do it to all of them, some at a time; the first error is raised when those under way have ended."""
-    if len(paths) < 2:
-        return [act(path) for path in paths]
-    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(paths))) as pool:
-        return list(pool.map(act, paths))
 
 
 def located(path: str, storage: Storage = NOTHING) -> TablePath:
