@@ -50,9 +50,9 @@ docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ'
 
 # The largest set is chosen first and binds the others: what setup installed, the step for Spark must not replace.
 lock: setup ## choose new versions for requirements/*.txt
-	@$(LOCK) --extra server --extra bench --extra flight --extra spark --extra java --extra lake --extra notebook --extra declarative \
+	@$(LOCK) --extra server --extra bench --extra mcp --extra flight --extra spark --extra java --extra lake --extra notebook --extra declarative \
 		--group dev --group arrow -o requirements/spark.txt
-	@$(LOCK) --extra server --extra bench --group dev -c requirements/spark.txt -o requirements/dev.txt
+	@$(LOCK) --extra server --extra bench --extra mcp --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
 
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto, Kafka, RabbitMQ (installs them; about 45 minutes)

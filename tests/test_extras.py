@@ -5,6 +5,7 @@ tests/install tries the same with real environments.
 """
 
 import ast
+import itertools
 import json
 import re
 import subprocess
@@ -149,15 +150,16 @@ def failures(extra: str, wanted: list[str]) -> dict[str, str]:
 
 # extra -> the modules that it is enough for, as a pattern
 ENOUGH: Final = {
-    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\._native).*|quintet|quintet\.spark"
+    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\.agents\.mcp|\._native).*|quintet|quintet\.spark"
     r"|quintet\.protocols\.\w+\.(codec|frames)",
-    "peerbus": r"quintet\.client\..*",
+    "peerbus": r"quintet\.client\.(?!agents\.mcp).*",
+    "mcp": r"quintet\.client\..*",
     "felix": r"quintet\.net\.quic_twin",
     "compression": r"quintet\.model\.zstd",
     "flight": r"quintet\.spark\.source\.connection|quintet\.flight\.(wire|columns)",
-    "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|storage\.claims|object_parquet)).*",
+    "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|conversion)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
-    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate).*",
+    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate|client\.agents\.mcp).*",
 }
 NEEDS_ANOTHER: Final = {
     "quintet.client.links.peerbus_ws",
@@ -219,12 +221,14 @@ def test_a_missing_package_is_said_with_the_extra_of_who_asks() -> None:
     assert other.hint == "pip install 'quintet[peerbus]'", "spark does not bring it"
 
 
-@pytest.mark.parametrize("place", ["lake/orders", "s3://bucket/orders"])
-@pytest.mark.parametrize(("format", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg"), ("parquet", "")])
-def test_a_table_names_the_extra_of_its_format(
-    format: str, package: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parquet in an object store needs one, too: what claims a batch there is a Delta log."""
+@pytest.mark.parametrize(
+    ("format", "place"),
+    [
+        *itertools.product(("delta", "iceberg"), ("lake/orders", "s3://bucket/orders")),
+        ("parquet", "lake/orders"),
+    ],
+)
+def test_a_table_names_the_extra_of_its_format(format: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("quintet.spark.lake.")]:
         monkeypatch.delitem(sys.modules, module)
     missing = {"deltalake", "pyiceberg"}
@@ -234,13 +238,12 @@ def test_a_table_names_the_extra_of_its_format(
         monkeypatch.setitem(sys.modules, name, None)
     from quintet.spark.lake.opening import table_of
 
-    where = " in an object store" if "://" in place else ""
-    if not package and not where:
+    if format == "parquet":
         assert table_of(place, format) is not None
         return
     with pytest.raises(extras.PackageMissing) as caught:
         table_of(place, format)
-    said = f"a table of format {format}{where} needs the package "
+    said = f"a table of format {format} needs the package "
     assert str(caught.value) in {f"{said}{name}, which is not installed" for name in ("deltalake", "pyiceberg")}
     assert caught.value.hint == "pip install 'quintet[lake]'"
 

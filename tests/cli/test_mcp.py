@@ -36,6 +36,7 @@ class Host:
             env={**os.environ, SECRET_VARIABLE: SECRET},
         )
         self._next = 0
+        self._greeted = False
 
     def write(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -54,7 +55,16 @@ class Host:
         assert (answer["jsonrpc"], answer["id"]) == ("2.0", self._next)
         return answer
 
+    def hello(self, version: str = "2025-11-25") -> Any:
+        client = {"name": "t", "version": "1"}
+        answer = self.ask("initialize", protocolVersion=version, capabilities={}, clientInfo=client)
+        self.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+        self._greeted = True
+        return answer["result"]
+
     def tool(self, name: str, **arguments: Any) -> Any:
+        if not self._greeted:
+            self.hello()
         result = self.ask("tools/call", name=name, arguments=arguments)["result"]
         if not result["isError"]:
             assert json.loads(result["content"][0]["text"]) == result["structuredContent"]
@@ -81,11 +91,11 @@ def host(broker: Server) -> Iterator[Host]:
 
 
 def test_a_session(host: Host, broker: Server) -> None:
-    hello = host.ask("initialize", protocolVersion="2024-11-05", capabilities={}, clientInfo={"name": "t"})["result"]
-    assert hello["protocolVersion"] == "2024-11-05"
+    hello = host.hello("2025-06-18")
+    assert hello["protocolVersion"] == "2025-06-18"
     assert hello["capabilities"] == {"tools": {"listChanged": False}}
-    assert host.ask("initialize")["result"]["protocolVersion"] == "2025-06-18"
-    host.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    assert hello["serverInfo"] == {"name": "quintet-peerbus", "version": quintet.__version__}
+    assert "mcp.model" in hello["instructions"]
     assert host.ask("ping")["result"] == {}
     tools = host.ask("tools/list")["result"]["tools"]
     assert [tool["name"] for tool in tools] == ["bus.send", "bus.broadcast", "bus.peers", "bus.drain"]
@@ -164,7 +174,7 @@ def test_it_starts_without_a_broker_and_registers_when_there_is_one() -> None:
         url = server.peer("mcp.early")
         server.kill()
         with hosts(url) as (host,):
-            assert host.ask("initialize")["result"]["serverInfo"]["name"] == "quintet-peerbus"
+            assert host.hello()["serverInfo"]["name"] == "quintet-peerbus"
             for tool, arguments in (("bus.drain", {}), ("bus.peers", {}), ("bus.broadcast", {"body": 1})):
                 result = host.tool(tool, **arguments)
                 assert result["isError"] and "nobody listens there" in texts(result), "and not an empty list"
@@ -217,6 +227,7 @@ def drained(host: Host, count: int) -> list[dict[str, Any]]:
 
 
 def test_errors(host: Host) -> None:
+    host.hello()
     cases: list[tuple[bytes, int, Any]] = [
         (b"hello\n", -32700, None),
         (b'{"jsonrpc":"2.0","id":1,"method":"ping"\n', -32700, None),
@@ -228,7 +239,7 @@ def test_errors(host: Host) -> None:
         (b'{"jsonrpc":"2.0","id":null,"method":"ping"}\n', -32600, None),
         (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}\n', -32600, None),
         (b'{"jsonrpc":"2.0","id":"a","method":"resources/list"}\n', -32601, "a"),
-        (b'{"jsonrpc":"2.0","id":2,"method":"ping","params":[]}\n', -32602, 2),
+        (b'{"jsonrpc":"2.0","id":2,"method":"ping","params":[]}\n', -32600, None),
         (b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"rm"}}\n', -32602, 3),
         (b'{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"bus.send"}}\n', -32602, 4),
         (
@@ -299,27 +310,115 @@ def test_what_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
     async def session() -> list[Any]:
         said: list[Any] = []
+        slow = asyncio.Event()
+
+        async def never(arguments: dict[str, Any]) -> mcp.Answer:
+            await slow.wait()
+            return mcp.Answer({})
+
+        async def chunks() -> AsyncIterator[bytes]:
+            client = b'"clientInfo":{"name":"t","version":"1"}'
+            hello = b'{"protocolVersion":"2025-11-25","capabilities":{},%b}' % client
+            yield b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":%b}\n' % hello
+            call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"bus.peers"}}\n'
+            yield call % 1 + call % 2 + call % 1 + b'{"jsonrpc":"2.0","id":3,"method":"ping"}\n'
+            while len(said) < 3:
+                await asyncio.sleep(0)
+            yield b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}\n'
+            slow.set()
+
         presence = Presence(lambda: quintet.peer(broker.peer("mcp.inner")))
         async with running_task(presence.run()):
-            server = mcp.McpServer(presence, lambda line: said.append(json.loads(line)))
-            slow = asyncio.Event()
-
-            async def never(arguments: dict[str, Any]) -> mcp.Answer:
-                await slow.wait()
-                return mcp.Answer({})
-
+            server = mcp.McpServer(presence)
             server._tools["bus.peers"] = never
-            call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"bus.peers"}}\n'
-            await server.feed(call % 1 + call % 2 + call % 1)
-            await server.feed(b'{"jsonrpc":"2.0","id":3,"method":"ping"}\n')
-            await asyncio.sleep(0)
-            await server.feed(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}\n')
-            slow.set()
-            await server.close()
+            await server.run(chunks(), lambda line: said.append(json.loads(line)))
         return said
 
     said = asyncio.run(session())
-    assert [(row["id"], row.get("error", {}).get("code")) for row in said] == [(1, -32600), (3, None), (2, None)]
+    assert [(row["id"], row.get("error", {}).get("code")) for row in said] == [
+        (0, None),
+        (1, -32600),
+        (3, None),
+        (2, None),
+    ]
+
+
+def test_no_more_than_so_many_calls_run_at_once(broker: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "CALLS_MAX", 3)
+    most = 0
+
+    async def session() -> list[Any]:
+        said: list[Any] = []
+        running = 0
+
+        async def slow(arguments: dict[str, Any]) -> mcp.Answer:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            running -= 1
+            return mcp.Answer({})
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for id in range(10):
+                meta = {
+                    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                    "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
+                    "io.modelcontextprotocol/clientCapabilities": {},
+                }
+                params = {"name": "bus.peers", "arguments": {}, "_meta": meta}
+                asked = {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}
+                yield json.dumps(asked).encode() + b"\n"
+
+        presence = Presence(lambda: quintet.peer(broker.peer("mcp.many")))
+        server = mcp.McpServer(presence)
+        server._tools["bus.peers"] = slow
+        await server.run(chunks(), lambda line: said.append(json.loads(line)))
+        return said
+
+    said = asyncio.run(session())
+    assert sorted(row["id"] for row in said) == list(range(10)), "those under way are answered when the host is gone"
+    assert all("result" in row for row in said)
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [
+        ("2024-11-05", "2024-11-05"),
+        ("2025-11-25", "2025-11-25"),
+        ("2026-07-28", "2025-11-25"),  # has no handshake, so the newest that does
+        ("1999-01-01", "2025-11-25"),
+    ],
+)
+def test_the_version_is_one_that_is_spoken(host: Host, asked: str, got: str) -> None:
+    assert host.hello(asked)["protocolVersion"] == got
+    assert host.tool("bus.drain")["structuredContent"] == {"messages": [], "more": False}
+
+
+def test_the_official_client_uses_the_bus(broker: Server) -> None:
+    """By the newest version, which has no handshake, and by one that has."""
+    from mcp import Client, StdioServerParameters
+
+    async def session(mode: Any) -> None:
+        started = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "quintet", "mcp", "--url", broker.peer("mcp.official")],
+            env={**os.environ, SECRET_VARIABLE: SECRET},
+        )
+        async with Client(started, mode=mode) as client:
+            tools = await client.list_tools()
+            assert [tool.name for tool in tools.tools] == list(mcp.TOOLS)
+            sent = await client.call_tool("bus.send", {"to": "mcp.official", "body": {"mode": mode}})
+            assert not sent.is_error
+            rows: list[Any] = []
+            while not rows:
+                rows = (await client.call_tool("bus.drain", {})).structured_content["messages"]
+            assert [row["body"] for row in rows] == [{"mode": mode}]
+
+    for mode in ("auto", "legacy"):
+        asyncio.run(session(mode))
 
 
 def test_a_number_that_python_cannot_hold_takes_no_other_message_with_it(host: Host, broker: Server) -> None:

@@ -303,4 +303,9 @@ def test_words_of_the_spark_commands(nowhere: Commands) -> None:
     assert "no broker could be reached" in nowhere("spark", "sql", "-", data="select 1", code=1).err
     command = cli.get_command(click.Context(cli), "spark")
     assert isinstance(command, click.Group)
-    assert list(command.commands) == ["sql", "notebook"]
+    assert list(command.commands) == ["sql", "notebook", "convert"]
+    assert "'region' is not of the form storage.NAME=VALUE" in nowhere("spark", "convert", "t", "region=eu", code=2).err
+    assert (
+        "there is no lake table at t; only a Parquet table can be converted"
+        in nowhere("spark", "convert", "t", code=1).err
+    )

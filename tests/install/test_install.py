@@ -33,7 +33,7 @@ PROGRAM = str(Path(__file__).with_name("uses.py"))
 SECRET = "a secret that peers share, of 32 bytes"
 LONG = "QUINTET_TEST_LONG"  # set: Spark itself runs, too
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-SMALL = ("", "compression", "peerbus", "felix", "flight", "bench", "server")  # those with pyspark are linked
+SMALL = ("", "compression", "peerbus", "mcp", "felix", "flight", "bench", "server")  # those with pyspark are linked
 Make = Callable[[str], Environment]
 
 
@@ -198,6 +198,11 @@ def test_peerbus_and_compression_are_enough_for_a_client(make: Make, broker: Ser
     use(make("peerbus"), broker.peer("installed"), "peerbus/installed")
     for codec in ("zstd", "lz4", "snappy"):
         use(make("compression"), f"{broker.fly}?compression={codec}", f"compression-{codec}")
+
+
+def test_mcp_is_enough_for_a_peer_of_a_model(make: Make, broker: Server) -> None:
+    use(make("mcp"), broker.peer("model"), "peerbus/model")
+    assert outcomes(make("mcp"), broker, "model", {"mcp"}) == {"mcp": (0, "")}
 
 
 def test_felix_is_enough_for_a_client(make: Make, broker: Server) -> None:

@@ -12,19 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pytest
+from click.testing import CliRunner
 
+from quintet.cli.main import cli
 from quintet.model.errors import ConfigError
 from quintet.spark import failures, lake
-from quintet.spark.lake import object_parquet
+from quintet.spark.lake import meta, scan
+from quintet.spark.lake.conversion import CLAIMS, NONCE_BITS, Converted
+from quintet.spark.lake.delta import Delta
 from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
-from quintet.spark.lake.opening import FORMATS, table_of
+from quintet.spark.lake.opening import table_of
 from quintet.spark.lake.sink import Sink, settings
-from quintet.spark.lake.storage import claims, files, journal
+from quintet.spark.lake.storage import files
 from quintet.spark.lake.storage import options as storage
-from quintet.spark.lake.storage.objects import Info, ObjectPath, located
+from quintet.spark.lake.storage.files import File, Heaps
+from quintet.spark.lake.storage.journal import Commit, Journal
+from quintet.spark.lake.storage.objects import ObjectPath, located
 from quintet.spark.lake.table import LakeTable
 from quintet.spark.pipelines import archive, base, restore
 from quintet.spark.pipelines.checks.reconcile import reconcile
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CUT = RuntimeError("cut off")
+FORMATS = ("delta", "iceberg")  # Parquet has no log, and a store no rename
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +85,6 @@ class Maker:
         """Every object of the table."""
         return [str(path.relative_to(self.where)) for path in self.where.walk()]
 
-    def globbed(self) -> list[int]:
-        """The offsets that a reader sees who knows nothing of us, and lists *.parquet."""
-        found = [self.where / name for name in self.names() if name.endswith(".parquet")]
-        return sorted(files.read_files(found).column("offset").to_pylist()) if found else []
-
 
 @pytest.fixture
 def make(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> Maker:
@@ -90,7 +92,7 @@ def make(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> Maker:
     return Maker(store, f"s3://{BUCKET}/{name}/t", f"sqlite:///{tmp_path}/catalog.db")
 
 
-@pytest.fixture(params=sorted(FORMATS))
+@pytest.fixture(params=FORMATS)
 def format(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -106,7 +108,7 @@ class TestCommit:
             put(make.open(format), "q", 0, rows(0, 3))
         assert offsets(make.open(format)) == list(range(25))
         assert lake.kind(make.path, make.store.prefixed) == format
-        assert not [name for name in make.names() if "/staging/" in name or name.endswith(".pending")]
+        assert not [name for name in make.names() if "/staging/" in name]
         found = self._own_reader(make, format).select(["offset", "topic", "region"]).to_pylist()
         expected = [(number, TOPICS[number % len(TOPICS)], "eu" if number >= 20 else None) for number in range(25)]
         assert sorted((row["offset"], row["topic"], row["region"]) for row in found) == expected
@@ -119,14 +121,11 @@ class TestCommit:
         if format == "delta":
             told = storage.parse(make.store.options).delta("s3", BUCKET)
             return pa.table(deltalake.DeltaTable(make.path, storage_options=told).scan())
-        if format == "iceberg":
-            from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog import load_catalog
 
-            told = {key: value for key, value in make.catalog.items() if key != "table"}
-            catalog = load_catalog("default", **told, **storage.parse(make.store.options).iceberg("s3", BUCKET))
-            return catalog.load_table("db.t").scan().to_arrow()
-        schema = SCHEMA.append(pa.field("region", pa.string()))
-        return ds.dataset(make.where._full, schema, filesystem=make.where._fs, format="parquet").to_table()
+        told = {key: value for key, value in make.catalog.items() if key != "table"}
+        catalog = load_catalog("default", **told, **storage.parse(make.store.options).iceberg("s3", BUCKET))
+        return catalog.load_table("db.t").scan().to_arrow()
 
     def test_a_write_that_comes_once_leaves_no_fence(self, make: Maker, format: str) -> None:
         for number in range(2):
@@ -134,24 +133,11 @@ class TestCommit:
         assert offsets(make.open(format)) == [0, 1]
         assert make.open(format).journal.writers() == []
 
-    def test_claims_outlive_the_entries_of_their_log(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 0 seconds"}
-        monkeypatch.setattr(claims, "KEPT", claims.KEPT | kept)
-        at = make.where
-        claims.CommitClaims(at).make("early", 7, 5)
-        for batch_id in range(7):
-            claims.CommitClaims(at).make("q", batch_id, 1)
-        assert not [name for name in make.names() if name.endswith("00000000000000000001.json")]
-        assert claims.CommitClaims(at).last("early") == (7, 5)
-        assert claims.CommitClaims(at).last("q") == (6, 1)
-        with pytest.raises(LakeError, match="the limit is"):
-            claims.CommitClaims(at).make("q", 1 << 43, 1)
-
 
 class TestCutOff:
     def test_a_driver_killed_between_data_files_and_commit(self, make: Maker) -> None:
-        """One process with a table of each format; it is killed when all three are about to write to their logs."""
-        kinds = {format: make.beside(format) for format in sorted(FORMATS)}
+        """One process with a table of each format; it is killed when both are about to write to their logs."""
+        kinds = {format: make.beside(format) for format in FORMATS}
         told = [
             make.store.endpoint,
             *(word for format, one in kinds.items() for word in (format, one.path, one.catalog["uri"])),
@@ -172,31 +158,6 @@ class TestCutOff:
             assert put(one.open(format), "q", 1, rows(3, 4))  # Spark replays the batch
             assert not put(one.open(format), "q", 1, rows(3, 4))
             assert offsets(one.open(format)) == list(range(7))
-        assert kinds["parquet"].globbed() == list(range(7))
-
-    @pytest.mark.parametrize("copies", [0, 1])
-    def test_after_the_claim_it_is_committed(self, make: Maker, monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
-        put(make.open("parquet"), "q", 0, rows(0, 3))
-        with monkeypatch.context() as patch:
-            patch.setattr(object_parquet, "each", lambda paths, act: [*map(act, paths[:copies]), _cut()])
-            with pytest.raises(RuntimeError, match="cut off"):
-                put(make.open("parquet"), "q", 1, rows(3, 4, ("a", "b")))
-        assert offsets(make.open("parquet")) == list(range(7))  # all of it, as it is claimed
-        assert len(make.globbed()) == 3 + 2 * copies  # whole files, some later than others
-        assert not put(make.open("parquet"), "q", 1, rows(3, 4, ("a", "b")))
-        assert make.globbed() == offsets(make.open("parquet")) == list(range(7))
-
-    def test_a_merge_is_finished_by_whoever_comes_next(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-        for batch_id in range(3):
-            put(make.open("parquet"), "q", batch_id, rows(batch_id, 1))
-        with monkeypatch.context() as patch:
-            patch.setattr(ObjectPath, "move_to", _cut)  # the small files are gone, the merged one is not there
-            with pytest.raises(RuntimeError, match="cut off"):
-                make.open("parquet").compact()
-        assert make.globbed() == []  # fewer rows for a while, never a row twice
-        assert offsets(make.open("parquet")) == [0, 1, 2]
-        assert put(make.open("parquet"), "other", 0, rows(3, 1))
-        assert make.globbed() == offsets(make.open("parquet")) == [0, 1, 2, 3]
 
 
 def _cut(*args: Any, **more: Any) -> Any:
@@ -205,8 +166,6 @@ def _cut(*args: Any, **more: Any) -> Any:
 
 def where_it_commits(format: str) -> tuple[Any, str]:
     """The call by which the log of a format gets a batch."""
-    if format == "parquet":
-        return claims.CommitClaims, "make"
     if format == "delta":
         return deltalake.DeltaTable, "create_write_transaction"
     from pyiceberg.catalog.sql import SqlCatalog
@@ -238,8 +197,6 @@ class TestTwoDrivers:
         assert offsets(make.open(format)) == list(range(7))
         assert put(make.open(format), "q", 2, rows(7, 1))
         assert offsets(make.open(format)) == list(range(8))
-        if format == "parquet":
-            assert make.globbed() == list(range(8))
 
     def test_a_commit_right_behind_the_look_at_the_fence_counts(
         self, make: Maker, format: str, monkeypatch: pytest.MonkeyPatch
@@ -347,54 +304,6 @@ class TestTwoDrivers:
         sink._abort([staged])
         assert offsets(make.open("delta")) == [0, 1, 2]
 
-    @pytest.mark.parametrize("cut", ["claim", "copy"])
-    def test_an_abort_leaves_what_is_claimed(self, make: Maker, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The claim is made and its answer lost, or a copy fails: Spark says abort, and the rows must not go with it."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        sink = Sink(
-            settings({"path": make.path, "format": "parquet"} | make.store.prefixed), from_arrow_schema(SCHEMA), False
-        )
-        staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
-        real = claims.CommitClaims.make
-        with monkeypatch.context() as patch:
-            if cut == "claim":
-                patch.setattr(claims.CommitClaims, "make", lambda *args: [real(*args), _cut()])
-            else:
-                patch.setattr(ObjectPath, "move_to", _cut)
-            with pytest.raises(RuntimeError, match="cut off"):
-                sink._commit([staged])
-        sink._abort([staged])
-        assert not put(make.open("parquet"), "q", 0, rows(0, 3))
-        assert make.globbed() == offsets(make.open("parquet")) == [0, 1, 2]
-
-    def test_what_an_earlier_try_left_takes_no_fresh_files_along(
-        self, make: Maker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A batch that failed long ago is run again: its new files lie beside the old ones when another writer sweeps."""
-        put(make.open("parquet"), "other", 0, rows(7, 1))
-        table = make.open("parquet")
-        old = {file.staged for file in stage(table, "q", 0, rows(0, 3))}
-        fresh = stage(table, "q", 0, rows(0, 3))
-        real = ObjectPath.stat
-
-        def aged(self: ObjectPath) -> Info:
-            found = real(self)
-            past = 10 * journal.ORPHAN_SECONDS if any(str(self).endswith(name) for name in old) else 0
-            return Info(found.st_size, found.st_mtime - past)
-
-        monkeypatch.setattr(ObjectPath, "stat", aged)
-        assert put(make.open("parquet"), "other", 1, rows(8, 1))
-        assert table.commit("q", 0, fresh, SCHEMA)
-        assert make.globbed() == [0, 1, 2, 7, 8]
-
-    def test_staged_files_that_are_gone_are_an_error(self, make: Maker) -> None:
-        table = make.open("parquet")
-        staged = stage(table, "q", 0, rows(0, 3))
-        (make.where / staged[0].staged).unlink()
-        with pytest.raises(LakeError, match=r"gone"):
-            table.commit("q", 0, staged, SCHEMA)
-
 
 class TestCompaction:
     def test_small_files_become_one_of_each_partition_value(self, make: Maker, format: str) -> None:
@@ -409,10 +318,6 @@ class TestCompaction:
         assert put(make.open(format), "q", 3, rows(30, 10, ("a",)))
         assert make.open(format).compact().before == 2
         assert offsets(make.open(format)) == list(range(40))
-        if format == "parquet":
-            assert make.globbed() == list(range(40))
-            assert [path.name for path in (make.where / files.STAGING).folders()] == ["compacted", "q"]
-            assert (make.where / files.STAGING / "q").folders() == []  # not an empty object for each batch
 
     @pytest.mark.parametrize("moment", ["before", "at"])
     def test_of_two_that_merge_at_once_one_does(
@@ -429,11 +334,142 @@ class TestCompaction:
             return real(*args, **more)
 
         monkeypatch.setattr(kind, name, late)
-        with pytest.raises(Outrun, match=r"merged by another process|claimed"):
+        with pytest.raises(Outrun, match="merged by another process"):
             make.open(format).compact()
         assert offsets(make.open(format)) == [0, 1, 2]
-        if format == "parquet":
-            assert make.globbed() == [0, 1, 2]
+
+
+class TestConvert:
+    """Parquet tables in stores were written until November 2026 (conversion.py has how); now they are converted, or refused."""
+
+    @staticmethod
+    def _old(make: Maker) -> tuple[list[File], deltalake.DeltaTable]:
+        """A table of two batches, its columns, and its log of claims."""
+        at = make.where
+        found = []
+        for epoch in range(2):
+            heaps = Heaps(at, "q", epoch, BY, in_place=True)
+            for batch in rows(10 * epoch, 10, TOPICS).to_batches():
+                heaps.add(batch)
+            found += heaps.finish()
+            Journal(at).put(Commit("q", epoch, 10, tuple(found[-len(heaps.files) :])))
+        meta.save(at, "parquet", BY, SCHEMA)
+        told = at.storage.delta("s3", BUCKET)
+        log = deltalake.DeltaTable.create(
+            str(at / CLAIMS), deltalake.Schema.from_arrow(pa.schema([("nothing", pa.int32())])), storage_options=told
+        )
+        TestConvert._claim(log, "q", 1, 77)
+        return found, log
+
+    @staticmethod
+    def _claim(log: deltalake.DeltaTable, writer: str, epoch: int, nonce: int) -> None:
+        log.update_incremental()
+        fence = deltalake.Transaction(writer, epoch << NONCE_BITS | nonce)
+        properties = deltalake.CommitProperties(app_transactions=[fence])
+        log.create_write_transaction([], "append", log.schema(), commit_properties=properties)
+
+    @staticmethod
+    def _pending(make: Maker, writer: str, epoch: int, nonce: int, gone: tuple[str, ...], some: pa.Table) -> None:
+        """A manifest whose files are staged only."""
+        heaps = Heaps(make.where, writer, epoch, BY)
+        for batch in some.to_batches():
+            heaps.add(batch)
+        data = msgspec.json.encode({"files": heaps.finish(), "gone": gone, "writer": writer, "epoch": epoch, "rows": 0})
+        (make.where / f"_quintet/commits/{writer}/{epoch}-{nonce}.pending").write_bytes(data)
+
+    def test_an_old_table_is_refused_with_the_command(self, make: Maker) -> None:
+        self._old(make)
+        command = f"quintet spark convert {make.path}"
+        with pytest.raises(LakeError, match=command):
+            make.open("parquet")
+        with pytest.raises(LakeError, match=command):
+            scan.Scan({"path": make.path} | make.store.prefixed)
+        with pytest.raises(LakeError, match="write format=delta"):
+            make.beside("new").open("parquet")
+
+    def test_a_table_goes_on_as_delta(self, make: Maker) -> None:
+        self._old(make)
+        identity = meta.load(make.where)
+        done = CliRunner().invoke(
+            cli, ["spark", "convert", make.path, *(f"{name}={value}" for name, value in make.store.prefixed.items())]
+        )
+        assert done.output == f"{make.path} is a Delta table now: 10 files with 20 rows, 1 writers go on\n"
+        assert offsets(make.open("delta")) == list(range(20))
+        assert not put(make.open("delta"), "q", 1, rows(10, 10, TOPICS)), "Spark replays the last batch"
+        with pytest.raises(LakeError, match=r"was written .* with 10 rows, and now has 9"):
+            put(make.open("delta"), "q", 1, rows(10, 9, TOPICS))
+        assert put(make.open("delta"), "q", 2, rows(20, 5, TOPICS))
+        assert offsets(make.open("delta")) == list(range(25))
+        told = storage.parse(make.store.options).delta("s3", BUCKET)
+        read = deltalake.DeltaTable(make.path, storage_options=told).scan(predicate="topic = '50%'")
+        found = pa.table(read).column("offset").to_pylist()
+        assert sorted(found) == [number for number in range(25) if TOPICS[number % len(TOPICS)] == "50%"]
+        now = meta.load(make.where)
+        assert now is not None and identity is not None and now.identity == identity.identity, (
+            "checkpoints know it by that"
+        )
+        assert make.open("delta").compact().rows == 25
+        assert offsets(make.open("delta")) == list(range(25))
+        assert not [name for name in make.names() if name.startswith(("_quintet/claims/", "_quintet/staging/"))]
+        with pytest.raises(LakeError, match="there is a delta table at"):
+            lake.convert(make.path, make.store.prefixed)
+
+    @pytest.mark.parametrize("cut", [None, "write", "save"])
+    def test_what_was_cut_off_counts_if_it_was_claimed(
+        self, make: Maker, cut: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found, log = self._old(make)
+        self._pending(make, "q", 2, 5, (), rows(20, 5, TOPICS))
+        self._pending(make, "q", 2, 6, (), rows(500, 5, TOPICS))  # of a driver that came second
+        self._pending(make, "once-a", 0, 7, (), rows(25, 1))
+        self._pending(make, "once-b", 0, 8, (), rows(600, 1))
+        mine = [file for file in found if file.values["topic"] == "orders"]
+        self._pending(make, "compacted", 0, 9, tuple(file.path for file in mine), self._again(make, mine))
+        for writer, epoch, nonce in (("q", 2, 5), ("once-", 0, 7), ("compacted", 0, 9)):
+            self._claim(log, writer, epoch, nonce)
+        if cut is not None:
+            with monkeypatch.context() as patch:
+                patch.setattr(Delta if cut == "write" else meta, cut, _cut)
+                with pytest.raises(RuntimeError, match="cut off"):
+                    lake.convert(make.path, make.store.prefixed)
+        done = lake.convert(make.path, make.store.prefixed)
+        assert (done.rows, done.writers) == (26, 1)
+        assert offsets(make.open("delta")) == list(range(26))
+        assert make.open("delta").fence("q") == 2
+        assert not [name for name in make.names() if name.endswith(".pending")]
+
+    @staticmethod
+    def _again(make: Maker, some: list[File]) -> pa.Table:
+        return files.read_files([make.where / file.path for file in some]).select(SCHEMA.names)
+
+    def test_a_staged_file_that_is_gone_is_an_error(self, make: Maker) -> None:
+        _, log = self._old(make)
+        self._pending(make, "q", 2, 5, (), rows(20, 5))
+        self._claim(log, "q", 2, 5)
+        for path in (make.where / files.STAGING).walk():
+            path.unlink()
+        with pytest.raises(LakeError, match=r"is gone, and with it 5 rows"):
+            lake.convert(make.path, make.store.prefixed)
+
+    def test_a_directory_can_be_converted_too(self, tmp_path: Path) -> None:
+        old = table_of(str(tmp_path / "t"), "parquet", BY)
+        nothing = rows(0, 4).set_column(2, "topic", pa.array([None, "", "ü/x", "a b"], pa.string()))
+        put(old, "q", 0, nothing)
+        put(old, "q", 1, rows(4, 4).append_column("more", pa.array(["x"] * 4)))
+        assert lake.convert(str(tmp_path / "t")) == Converted(5, 8, 1)
+        table = table_of(str(tmp_path / "t"), "delta")
+        assert lake.kind(str(tmp_path / "t")) == "delta"
+        assert not put(table, "q", 1, rows(4, 4).append_column("more", pa.array(["x"] * 4)))
+        assert put(table, "q", 2, rows(8, 1))
+        assert offsets(table) == list(range(9))
+        read = (
+            pa.table(deltalake.DeltaTable(str(tmp_path / "t")).scan()).select(["offset", "topic", "more"]).to_pylist()
+        )
+        found = sorted((row["offset"], row["topic"], row["more"]) for row in read)
+        assert [row[1] for row in found] == [None, "", "ü/x", "a b", *["orders"] * 5]
+        assert [row[2] for row in found] == [None] * 4 + ["x"] * 4 + [None]
+        with pytest.raises(LakeError, match="there is no lake table at"):
+            lake.convert(str(tmp_path / "other"))
 
 
 class TestOptions:
@@ -537,14 +573,13 @@ class TestFailures:
         with pytest.raises(LakeError, match="the bucket of s3://nothing/x does not exist"):
             lake.kind("s3://nothing/x", store.prefixed)
 
-    @pytest.mark.parametrize("format", ["parquet", "delta"])
-    def test_credentials_that_are_refused(self, store: Store, make: Maker, format: str) -> None:
-        put(make.open(format), "q", 0, rows(0, 1))
+    def test_credentials_that_are_refused(self, store: Store, make: Maker) -> None:
+        put(make.open("delta"), "q", 0, rows(0, 1))
         with (
             store.refusing(),
             pytest.raises(LakeError, match=r"^the store refuses these credentials for s3://") as raised,
         ):
-            make.open(format).schema()
+            make.open("delta").schema()
         assert failures.explain(raised.value).incurable
 
     def test_a_catalog_that_does_not_answer(self, make: Maker) -> None:
@@ -566,12 +601,11 @@ class TestFailures:
     def test_what_a_library_says_is_shown_without_secrets(self, said: str, shown: str) -> None:
         assert shown in str(storage.explained("s3://b/x", OSError(said)))
 
-    @pytest.mark.parametrize("format", ["parquet", "delta"])
-    def test_an_endpoint_that_does_not_answer(self, store: Store, format: str) -> None:
+    def test_an_endpoint_that_does_not_answer(self, store: Store) -> None:
         told = storage.parse(store.options | {"endpoint_override": "http://127.0.0.1:1"})
         words = r"^the store of .* does not answer, after 3 tries; check storage.endpoint_override"
         with pytest.raises(StoreUnreachable, match=words) as raised:
-            table_of("s3://lake/x", format, BY, told).schema()
+            table_of("s3://lake/x", "delta", BY, told).schema()
         assert not failures.explain(raised.value).incurable
 
 
@@ -607,7 +641,7 @@ class TestSpark:
         frame = lake.read(spark, make.path, options=base.lake_options(options))
         frame.explain(True)
         assert frame.count() == 40
-        if format == "parquet":  # the others are read by the same scan
+        if format == "delta":  # the other are read by the same scan
             plans = f"{make.path}-plans"
             restored = given.options(restore, told | {"topic": again, "headers": "exact", "state": plans})
             assert isinstance(restored, restore.Options)

@@ -55,6 +55,7 @@ def spark() -> None:
     quintet spark sql "select count(*) from orders"
     quintet spark sql --typed "select region, sum(total) from orders group by region"
     quintet spark notebook orders
+    quintet spark convert lake/orders
     """
 
 
@@ -250,3 +251,27 @@ def notebook(
         raise extras.PackageMissing(f"{file} is written, and {package} is not installed", hint=hint)
     environment = {**os.environ, flight.VARIABLE: flight.access(url)["url"]}
     sys.exit(subprocess.run(command, env=environment, check=False).returncode)
+
+
+# -- lake tables ------------------------------------------------------------------------------------------------------
+
+
+@spark.command()
+@click.argument("path")
+@click.argument("options", nargs=-1, metavar="[storage.NAME=VALUE]...")
+def convert(path: str, options: tuple[str, ...]) -> None:
+    """Make a Delta table of a Parquet table, in place. Nothing is copied; stop its writers first.
+
+    \b
+    quintet spark convert lake/orders
+    quintet spark convert s3://bucket/orders storage.region=eu-central-1
+
+    Then the same pipeline with the same checkpoint goes on with format=delta.
+    """
+    from quintet.spark import lake
+
+    for word in options:
+        if not word.startswith("storage.") or "=" not in word:
+            raise click.UsageError(f"{word.partition('=')[0]!r} is not of the form storage.NAME=VALUE.")
+    done = lake.convert(path, dict(word.partition("=")[::2] for word in options))
+    echo(f"{path} is a Delta table now: {done.files} files with {done.rows:,} rows, {done.writers} writers go on")

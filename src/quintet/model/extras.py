@@ -53,14 +53,15 @@ PACKAGES: Final = {
     "jwt": Package("pyjwt", ("server",)),
     "marimo": Package("marimo", ("notebook",)),
     "matplotlib": Package("matplotlib", ("bench",)),
+    "mcp": Package("mcp", ("mcp",)),
     "numpy": Package("numpy", ("spark",)),
     "pandas": Package("pandas", ("spark",)),
-    "picows": Package("picows", ("peerbus", "server")),
+    "picows": Package("picows", ("peerbus", "mcp", "server")),
     "prometheus_client": Package("prometheus-client", ("server",)),
     "py4j": Package("pyspark", ("spark",)),  # it comes with pyspark
     "pyarrow": Package("pyarrow", ("flight", "spark")),
-    "pydantic": Package("pydantic", ("server",)),
-    "pydantic_core": Package("pydantic", ("server",)),  # it comes with pydantic
+    "pydantic": Package("pydantic", ("server", "mcp")),
+    "pydantic_core": Package("pydantic", ("server", "mcp")),  # it comes with pydantic
     "pyiceberg": Package("pyiceberg", ("lake",)),
     "pyspark": Package("pyspark", ("spark",)),
     "re2": Package("google-re2", ("server",)),

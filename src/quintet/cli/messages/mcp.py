@@ -12,7 +12,6 @@ import click
 
 from quintet.cli.messages.peer import URL_DEFAULT, with_secret
 from quintet.cli.terminal import common, stdin
-from quintet.client.agents.mcp import McpServer
 from quintet.client.agents.peer import peer
 from quintet.client.agents.presence import Presence
 from quintet.client.core.errors import BadName, BadUrl
@@ -45,6 +44,8 @@ def mcp(url: str, name: str | None, secret_file: Path | None, timeout: float) ->
     It starts without a broker and registers when there is one; it registers again when its name was freed. If another process
     takes the name over and over, it gives it up and says so. It ends when stdin does.
     """
+    from quintet.client.agents.mcp import McpServer
+
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="quintet mcp: %(levelname)s %(message)s")
     out = sys.stdout.buffer
 
@@ -55,24 +56,21 @@ def mcp(url: str, name: str | None, secret_file: Path | None, timeout: float) ->
     async def session() -> None:
         where = with_secret(url, secret_file)
         presence = Presence(lambda: peer(where, name=name, timeout=timeout, give_way=True))
-        server = McpServer(presence, write)
 
-        async def read() -> None:
-            async for chunk in stdin.chunks():
-                await server.feed(chunk)
+        async def serve() -> None:
+            await McpServer(presence).run(stdin.chunks(), write)
             await presence.started()
-            await server.close()
 
-        registered, reading = asyncio.create_task(presence.run()), asyncio.create_task(read())
+        registered, serving = asyncio.create_task(presence.run()), asyncio.create_task(serve())
         try:
-            await asyncio.wait((registered, reading), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((registered, serving), return_when=asyncio.FIRST_COMPLETED)
             if registered.done():
                 await registered  # refused at the start: that is the end; given up later: the host is still answered
-            await reading
+            await serving
         finally:
-            for task in (registered, reading):
+            for task in (registered, serving):
                 task.cancel()
-            await asyncio.gather(registered, reading, return_exceptions=True)
+            await asyncio.gather(registered, serving, return_exceptions=True)
 
     try:
         asyncio.run(session())

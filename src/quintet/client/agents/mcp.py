@@ -1,23 +1,36 @@
-"""Serves a peer over MCP: JSON-RPC 2.0 in and out, and four tools by which a model uses the bus.
+"""Serves a peer over MCP: four tools by which a model uses the bus. The protocol itself is the package `mcp`.
 
     in    one object a line, or with a Content-Length header before each (as in LSP); which of them, each message shows
     out   one object a line
 
-    initialize                  echoes the version that is asked for
-    notifications/initialized   nothing to do
-    ping                        {}
     tools/list, tools/call      bus.send {to, body}, bus.broadcast {body}, bus.peers {}, bus.drain {max?}
 
-What bus.drain hands over is acknowledged when the answer is written, so that what never reached the host comes again. While
-the peer is not registered, every tool says why (client/agents/presence.py); an empty list means that there is nothing.
+`mcp` negotiates the version, answers the other methods and cancels calls. Three things are ours, because its own transport has
+no bound, drops what it cannot read, and cannot say when an answer was written:
+
+    Frames   bytes to messages, each at most MESSAGE_BYTES_MAX
+    Pipe     what is no request is answered with an error; at most CALLS_MAX calls run at once; when the host has closed its
+             end, the calls under way are answered before the server ends
+    Answer   what bus.drain hands over is acknowledged when the answer is written, so that what never reached the host comes
+             again. Bodies go out as they came in: one that Python cannot hold (1e400) takes no other with it
+
+While the peer is not registered, every tool says why (client/agents/presence.py); an empty list means that there is nothing.
 Calls run side by side, and their answers may overtake each other. stdin and stdout belong to the command (cli/messages/mcp.py).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
+from mcp import MCPError, types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from msgspec import DecodeError, Raw, json
+from pydantic import ValidationError
 
 from quintet import __version__
 from quintet.client.agents.peer import PeerMessage
@@ -25,20 +38,13 @@ from quintet.client.agents.presence import Presence
 from quintet.client.core.errors import ConnectionLost
 from quintet.client.core.message import log
 from quintet.model.errors import QuintetError
-from quintet.model.json_value import Json, JsonObject
+from quintet.model.json_value import JsonObject
 
-VERSION: Final = "2025-06-18"  # of MCP, where the host does not say one
 MESSAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of one request
 HEADER_BYTES_MAX: Final = 4 * 1024
 CALLS_MAX: Final = 32  # under way at once; then nothing is read
 DRAIN_MAX: Final = 100  # messages of one answer ...
 DRAIN_BYTES_MAX: Final = 1024 * 1024  # ... and the bytes after which no further one is taken
-
-PARSE: Final = -32700
-INVALID_REQUEST: Final = -32600
-NO_METHOD: Final = -32601
-INVALID_PARAMS: Final = -32602
-INTERNAL: Final = -32603
 
 _LENGTH: Final = b"content-length:"
 _BODY: Final[JsonObject] = {"description": "Anything JSON can say."}
@@ -63,14 +69,6 @@ TOOLS: Final[dict[str, tuple[str, JsonObject, tuple[str, ...]]]] = {
         (),
     ),
 }
-
-
-class Refused(Exception):
-    """An answer that is an error of JSON-RPC."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Frames:
@@ -150,140 +148,177 @@ class Answer(NamedTuple):
     taken: tuple[PeerMessage, ...] = ()
 
 
-class McpServer:
-    """One host, one peer. `write` takes whole lines."""
+class Pipe:
+    """The host's end as `mcp` wants it: the stream it reads requests from, and the one it writes answers to."""
 
-    def __init__(self, presence: Presence, write: Callable[[bytes], None]) -> None:
-        self._presence = presence
+    def __init__(self, chunks: AsyncIterator[bytes], write: Callable[[bytes], None]) -> None:
+        self._chunks = chunks
         self._write = write
         self._frames = Frames()
-        self._calls: dict[str | int, asyncio.Task[None]] = {}
-        self._tools: dict[str, Callable[[JsonObject], Awaitable[Answer]]] = {
+        self._arrived: deque[types.JSONRPCMessage] = deque()
+        self._under_way: set[types.RequestId] = set()
+        self._fewer = asyncio.Event()  # a request was answered, or will never be
+        self._answers: dict[types.RequestId, tuple[Raw, tuple[PeerMessage, ...]]] = {}
+
+    def answer(self, id: types.RequestId, result: Raw, taken: tuple[PeerMessage, ...]) -> None:
+        """Write this as the structured result of a request, and acknowledge `taken` then."""
+        self._answers[id] = result, taken
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        while True:
+            await self._at_most(CALLS_MAX - 1)
+            while not self._arrived:
+                data = await anext(self._chunks, b"")
+                if not data:
+                    await self._at_most(0)
+                    raise StopAsyncIteration
+                for frame in self._frames.feed(data):
+                    self._take(frame)
+            message = self._arrived.popleft()
+            if not isinstance(message, types.JSONRPCRequest):
+                return SessionMessage(message)
+            if message.id in self._under_way:
+                self._refuse(message.id, types.INVALID_REQUEST, "this id belongs to a call that is under way")
+                continue
+            self._under_way.add(message.id)
+            return SessionMessage(message, ServerMessageMetadata(on_request_unanswered=partial(self._end, message.id)))
+
+    async def receive(self) -> SessionMessage | Exception:
+        return await anext(self)
+
+    def _take(self, frame: bytes | None) -> None:
+        """One frame to one message, or to the error that JSON-RPC has for it."""
+        if frame is None:
+            said = f"a message is longer than {MESSAGE_BYTES_MAX} bytes, or its header is wrong"
+            return self._refuse(None, types.PARSE_ERROR, said)
+        try:
+            found = json.decode(frame)
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return self._refuse(None, types.PARSE_ERROR, f"not one JSON text: {error}")
+        try:
+            message = types.jsonrpc_message_adapter.validate_python(found, by_name=False)
+        except ValidationError:
+            said = 'a request is one object with "jsonrpc": "2.0", a method and, if it has params, an object of them'
+            return self._refuse(None, types.INVALID_REQUEST, said)
+        if isinstance(message, types.JSONRPCNotification) and "id" in found:
+            return self._refuse(None, types.INVALID_REQUEST, "the id of a request is a string or a whole number")
+        self._arrived.append(message)
+        return None
+
+    async def _at_most(self, calls: int) -> None:
+        while len(self._under_way) > calls:
+            self._fewer.clear()
+            await self._fewer.wait()
+
+    async def _end(self, id: types.RequestId) -> None:
+        self._under_way.discard(id)
+        self._answers.pop(id, None)
+        self._fewer.set()
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    async def send(self, item: SessionMessage, /) -> None:
+        message = item.message
+        said = message.model_dump(by_alias=True, exclude_unset=True)
+        taken: tuple[PeerMessage, ...] = ()
+        if isinstance(message, types.JSONRPCResponse) and message.id in self._answers:
+            said["result"]["structuredContent"], taken = self._answers[message.id]
+        self._write(json.encode(said) + b"\n")
+        for one in taken:
+            await one.ack()
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
+            await self._end(message.id)
+
+    def _refuse(self, id: types.RequestId | None, code: int, text: str) -> None:
+        self._write(json.encode({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}) + b"\n")
+
+    # -- both are closed by whoever made the chunks ----------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Nothing of it is ours to close."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class McpServer:
+    """One host, one peer."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._tools: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "bus.send": self._send,
             "bus.broadcast": self._broadcast,
             "bus.peers": self._peers,
             "bus.drain": self._drain,
         }
 
-    async def feed(self, data: bytes) -> None:
-        """Act on what the host wrote. Calls that take a while go on behind this."""
-        for message in self._frames.feed(data):
-            if message is None:
-                self._fail(None, PARSE, f"a message is longer than {MESSAGE_BYTES_MAX} bytes, or its header is wrong")
-            else:
-                await self._message(message)
+    async def run(self, chunks: AsyncIterator[bytes], write: Callable[[bytes], None]) -> None:
+        """Answer what the host wrote until `chunks` end; `write` takes whole lines."""
+        pipe = Pipe(chunks, write)
+        server = Server(
+            "quintet-peerbus",
+            version=__version__,
+            instructions=f"You are the peer {self._presence.name}. bus.drain hands over what others have sent you.",
+            on_list_tools=self._list,
+            on_call_tool=partial(self._call, pipe),
+        )
+        await server.run(pipe, pipe, server.create_initialization_options())
 
-    async def close(self) -> None:
-        """Let the calls under way end."""
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+    async def _list(
+        self, context: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(
+                    name=name,
+                    description=about,
+                    input_schema={"type": "object", "properties": properties, "required": list(required)},
+                )
+                for name, (about, properties, required) in TOOLS.items()
+            ]
+        )
 
-    # -- JSON-RPC --------------------------------------------------------------------------------------------------
-
-    async def _message(self, data: bytes) -> None:
-        try:
-            message: Json = json.decode(data)
-        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return self._fail(None, PARSE, f"not one JSON text: {error}")
-        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            return self._fail(None, INVALID_REQUEST, 'a request is one object with "jsonrpc": "2.0"')
-        method, id = message.get("method"), message.get("id")
-        if method is None and ("result" in message or "error" in message):
-            return None  # an answer: this server asks nothing
-        if not isinstance(method, str) or ("id" in message and (isinstance(id, bool) or not isinstance(id, str | int))):
-            return self._fail(None, INVALID_REQUEST, "a request has a method, and an id that is a string or a number")
-        params = message.get("params", {})
-        if "id" not in message:
-            return self._noted(method, params)
-        assert isinstance(id, str | int)
-        if not isinstance(params, dict):
-            return self._fail(id, INVALID_PARAMS, "params is an object")
-        if method == "tools/call":
-            return await self._call(id, params)
-        try:
-            self._say(id, self._answer(method, params))
-        except Refused as refused:
-            self._fail(id, refused.code, str(refused))
-        return None
-
-    def _noted(self, method: str, params: Json) -> None:
-        """A notification has no answer, whatever is wrong with it."""
-        if method == "notifications/cancelled" and isinstance(params, dict):
-            asked = params.get("requestId")
-            call = self._calls.get(asked) if isinstance(asked, str | int) else None
-            if call is not None:
-                call.cancel()
-
-    def _answer(self, method: str, params: JsonObject) -> dict[str, object]:
-        if method == "initialize":
-            asked = params.get("protocolVersion")
-            return {
-                "protocolVersion": asked if isinstance(asked, str) and asked else VERSION,
-                "capabilities": {"tools": {"listChanged": False}},
-                "serverInfo": {"name": "quintet-peerbus", "version": __version__},
-                "instructions": f"You are the peer {self._presence.name}. bus.drain hands over what others have sent you.",
-            }
-        if method == "ping":
-            return {}
-        if method == "tools/list":
-            return {
-                "tools": [
-                    {
-                        "name": name,
-                        "description": about,
-                        "inputSchema": {"type": "object", "properties": properties, "required": list(required)},
-                    }
-                    for name, (about, properties, required) in TOOLS.items()
-                ]
-            }
-        raise Refused(NO_METHOD, f"there is no method {method[:100]}")
-
-    async def _call(self, id: str | int, params: JsonObject) -> None:
-        name, arguments = params.get("name"), params.get("arguments", {})
-        if not isinstance(name, str) or name not in TOOLS:
-            return self._fail(id, INVALID_PARAMS, f"there is no such tool; there are {', '.join(TOOLS)}")
-        if not isinstance(arguments, dict):
-            return self._fail(id, INVALID_PARAMS, "arguments is an object")
+    async def _call(
+        self, pipe: Pipe, context: ServerRequestContext[Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        name, arguments = params.name, params.arguments or {}
+        if name not in TOOLS:
+            raise _invalid(f"there is no such tool; there are {', '.join(TOOLS)}")
         missing = [each for each in TOOLS[name][2] if each not in arguments]
         if missing:
-            return self._fail(id, INVALID_PARAMS, f"{name} needs {', '.join(missing)}")
-        if id in self._calls:
-            return self._fail(id, INVALID_REQUEST, "this id belongs to a call that is under way")
-        while len(self._calls) >= CALLS_MAX:
-            await asyncio.wait(self._calls.values(), return_when=asyncio.FIRST_COMPLETED)
-        task = self._calls[id] = asyncio.get_running_loop().create_task(self._run(id, name, arguments))
-        task.add_done_callback(lambda _: self._calls.pop(id, None))
-        return None
-
-    async def _run(self, id: str | int, name: str, arguments: JsonObject) -> None:
+            raise _invalid(f"{name} needs {', '.join(missing)}")
         try:
             answer = await self._tools[name](arguments)
-        except Refused as refused:
-            self._fail(id, refused.code, str(refused))
         except QuintetError as error:  # the model is told, and may do something about it
             text = f"{error} ({error.hint})" if error.hint else str(error)
-            self._say(id, {"content": [{"type": "text", "text": text}], "isError": True})
+            return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
+        except MCPError:
+            raise
         except Exception:
             log.exception("%s failed", name)
-            self._fail(id, INTERNAL, "internal error")
-        else:
-            text = json.encode(answer.result).decode()
-            said = {"content": [{"type": "text", "text": text}], "structuredContent": answer.result, "isError": False}
-            self._say(id, said)
-            for message in answer.taken:
-                await message.ack()
-
-    def _say(self, id: str | int, result: dict[str, object]) -> None:
-        self._write(json.encode({"jsonrpc": "2.0", "id": id, "result": result}) + b"\n")
-
-    def _fail(self, id: str | int | None, code: int, text: str) -> None:
-        self._write(json.encode({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}) + b"\n")
+            raise MCPError(types.INTERNAL_ERROR, "internal error") from None
+        said = json.encode(answer.result)
+        assert context.request_id is not None, "a tool is called by a request"
+        pipe.answer(context.request_id, Raw(said), answer.taken)
+        return types.CallToolResult(content=[types.TextContent(text=said.decode())], structured_content={})
 
     # -- tools -----------------------------------------------------------------------------------------------------
 
     async def _send(self, arguments: JsonObject) -> Answer:
         to = arguments["to"]
         if not isinstance(to, str) or not to or to == "*":
-            raise Refused(INVALID_PARAMS, "to is the name of one peer; bus.broadcast sends to all")
+            raise _invalid("to is the name of one peer; bus.broadcast sends to all")
         peer = await self._presence.peer()
         return Answer({"id": await peer.send(to, arguments["body"])})
 
@@ -298,7 +333,7 @@ class McpServer:
     async def _drain(self, arguments: JsonObject) -> Answer:
         most = arguments.get("max", DRAIN_MAX)
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= DRAIN_MAX:
-            raise Refused(INVALID_PARAMS, f"max is a number from 1 to {DRAIN_MAX}")
+            raise _invalid(f"max is a number from 1 to {DRAIN_MAX}")
         peer = await self._presence.peer()
         taken: list[PeerMessage] = []
         size = 0
@@ -310,3 +345,7 @@ class McpServer:
         # Bodies as they are: one that cannot be decoded (1e400) would take all that were taken with it.
         rows = [{"id": one.id, "from": one.sender, "source": one.source, "body": Raw(one.raw)} for one in taken]
         return Answer({"messages": rows, "more": peer.queued > 0}, tuple(taken))
+
+
+def _invalid(text: str) -> MCPError:
+    return MCPError(types.INVALID_PARAMS, text)

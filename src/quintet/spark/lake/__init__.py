@@ -1,11 +1,12 @@
-"""Writes and reads lake tables: Parquet, Delta and Iceberg on a file system or in an object store, exactly once.
+"""Writes and reads lake tables exactly once: Parquet, Delta and Iceberg on a file system, the last two in an object store, too.
 
     lake.register(spark)                                     make format("quintet_lake") known (sink.py)
     lake.read(spark, path, format) -> DataFrame              the rows now, or in a version; no jars needed
     lake.compact(path, format) -> Compaction                 small files to large ones
     lake.kind(path) -> str                                   which format a directory holds
+    lake.convert(path) -> Converted                          a Parquet table to a Delta table, in place
 
-A path is a directory, or s3://, gs://, abfss://; `options` are the storage.* and catalog.* of format("quintet_lake").
+A path is a directory or, for Delta and Iceberg, s3://, gs://, abfss://; `options` are the storage.* and catalog.* of format("quintet_lake").
 
 Sessions find format("quintet_lake") by themselves, through the module pyspark_quintet_lake; `register` is for one that cannot.
 
@@ -22,11 +23,12 @@ from quintet.spark.lake.errors import LakeError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from quintet.spark.lake.conversion import Converted
     from quintet.spark.lake.storage.files import Between
     from quintet.spark.lake.storage.objects import TablePath
     from quintet.spark.lake.table import Compaction
 
-__all__ = ["FORMAT", "LakeError", "compact", "directory", "kind", "read", "register"]
+__all__ = ["FORMAT", "LakeError", "compact", "convert", "directory", "kind", "read", "register"]
 
 FORMAT: Final = "quintet_lake"
 
@@ -116,3 +118,11 @@ def compact(
 
     table = table_of(path, format or kind(path, options), None, *split(options or {}))
     return table.compact(target_bytes or MERGED_BYTES)
+
+
+def convert(path: str, options: Mapping[str, str] | None = None) -> "Converted":
+    """Make a Delta table of a Parquet table, in place; its writers must be stopped, and go on with format=delta."""
+    from quintet.model.extras import load
+
+    found: Converted = load("quintet.spark.lake.conversion", "converting a table", "lake").convert(path, options)
+    return found

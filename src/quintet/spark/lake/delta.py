@@ -46,7 +46,7 @@ class Delta(LakeTable):
         return NONE if table is None else _fence(table, writer)
 
     def paths(self, version: int | None = None) -> Sequence[TablePath]:
-        table = self._load(version)
+        table = self.load(version)
         if pa.table(table.deletion_vectors()).num_rows:
             raise LakeError(
                 f"the Delta table {self.path} marks rows as deleted (deletion vectors), which only its own reader knows",
@@ -65,14 +65,14 @@ class Delta(LakeTable):
         at = self.path
         return at.storage.delta(at.store, at.authority) if isinstance(at, ObjectPath) else None
 
-    def _load(self, version: int | None = None) -> DeltaTable:
+    def load(self, version: int | None = None) -> DeltaTable:
         with plain(self.path):
             return DeltaTable(str(self.path), version=version, storage_options=self._options)
 
     def _open(self) -> DeltaTable | None:
         with plain(self.path):
             there = DeltaTable.is_deltatable(str(self.path), self._options)
-        return self._load() if there else None
+        return self.load() if there else None
 
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
         if before is None:
@@ -84,7 +84,7 @@ class Delta(LakeTable):
             return
         fresh = Schema.from_arrow(pa.schema([field for field in schema if field.name not in before.names]))
         with plain(self.path):
-            self._load().alter.add_columns(list(fresh.fields))
+            self.load().alter.add_columns(list(fresh.fields))
 
     def _publish(self, commit: Commit) -> None:
         if not self.in_place:
@@ -93,11 +93,13 @@ class Delta(LakeTable):
         fences = [] if commit.writer.startswith(ONCE) else [Transaction(commit.writer, commit.batch_id)]
         properties = CommitProperties(custom_metadata={LABEL: commit.writer}, app_transactions=fences)
         outrun = Outrun(f"batch {commit.batch_id} of {commit.writer} is in {self.path} already")
-        table = self._load()  # deltalake refuses conflicts with later states, so check the fence in this one
+        table = (
+            self.load()
+        )  # deltalake sees a conflict with what came after this state, so the fence is looked at in it
         if fences and _fence(table, commit.writer) >= commit.batch_id:
             raise outrun
         try:
-            self._write(table, [_added(file, True) for file in commit.files], properties)
+            self.write(table, [added(file, True) for file in commit.files], properties)
         except CommitFailedError:
             if fences and self.fence(commit.writer) >= commit.batch_id:
                 raise outrun from None
@@ -107,7 +109,7 @@ class Delta(LakeTable):
         else:
             self.journal.mark_committed(commit.writer, commit.batch_id)
 
-    def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
+    def write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         with plain(self.path, CommitFailedError):
             table.create_write_transaction(
                 actions,
@@ -121,31 +123,31 @@ class Delta(LakeTable):
         self.recover_intent(writer)
 
     def _labelled(self, writer: str) -> bool:
-        return any(entry.get(LABEL) == writer for entry in self._load().history())
+        return any(entry.get(LABEL) == writer for entry in self.load().history())
 
     def _expire(self) -> None:
         """In an object store also removes files that the log never named: those of killed tasks."""
         with plain(self.path):
             if self.in_place:
-                self._load().vacuum(KEEP_HOURS, dry_run=False, full=True)
+                self.load().vacuum(KEEP_HOURS, dry_run=False, full=True)
             else:
-                self._load().vacuum(KEEP_HOURS, dry_run=False)
+                self.load().vacuum(KEEP_HOURS, dry_run=False)
 
-    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
-        """deltalake repeats a commit after a conflict, even after one that removed the same files: the merged rows would then be in the
-        table twice. So its retries are off, and each of ours checks that the files are in the state that it writes to."""
+    def _replace(self, merged: Sequence[Merge]) -> None:
+        """deltalake carries a commit past others by itself, also past one that removes the same files: the merged rows would be
+        there twice. So its retries are off, and each of ours looks whether the files are in the state that it writes to."""
         gone = [path for one in merged for path in one.gone]
         now = _now_ms()
-        actions: list[AddAction | RemoveAction] = [_added(one.file, False) for one in merged]
+        actions: list[AddAction | RemoveAction] = [added(one.file, False) for one in merged]
         actions += [RemoveAction(str(relative(path, self.path)), False, now) for path in gone]
         properties = CommitProperties(custom_metadata={LABEL: COMPACTOR}, max_commit_retries=0)
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
         for _ in range(TRIES_MAX):
-            table = self._load()
+            table = self.load()
             if not {*gone} <= {*self._files(table)}:
                 raise self.merged_by_another()
             try:
-                self._write(table, actions, properties)
+                self.write(table, actions, properties)
                 return
             except CommitFailedError:
                 continue
@@ -157,7 +159,7 @@ def _fence(table: DeltaTable, writer: str) -> int:
     return NONE if found is None else found
 
 
-def _added(file: File, change: bool) -> AddAction:
+def added(file: File, change: bool) -> AddAction:
     return AddAction(file.path, file.bytes, file.values, _now_ms(), change, file.stats)
 
 

@@ -240,7 +240,7 @@ class Iceberg(LakeTable):
             if str(path) not in needed and path.stat().st_mtime * 1000 < limit_ms:
                 path.unlink()
 
-    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
+    def _replace(self, merged: Sequence[Merge]) -> None:
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
         gone = {str(path) for one in merged for path in one.gone}
         with self._must_open() as table:

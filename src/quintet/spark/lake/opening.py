@@ -18,7 +18,8 @@ FORMATS: Final = {
     "delta": ("quintet.spark.lake.delta", "Delta"),
     "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
 }
-IN_OBJECTS: Final = {**FORMATS, "parquet": ("quintet.spark.lake.object_parquet", "ObjectParquet")}
+
+
 SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
 
 
@@ -32,13 +33,27 @@ def table_of(
     """The table at a path; the packages of its format must be installed."""
     if format not in FORMATS:
         raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
-    remote = isinstance(located(path, storage), ObjectPath)
-    module, name = (IN_OBJECTS if remote else FORMATS)[format]
-    where = " in an object store" if remote else ""
-    kind = getattr(load(module, f"a table of format {format}{where}", "lake"), name)
+    where = located(path, storage)
+    if format == "parquet" and isinstance(where, ObjectPath):
+        raise _not_in_a_store(where)
+    module, name = FORMATS[format]
+    kind = getattr(load(module, f"a table of format {format}", "lake"), name)
     made = kind(path, partition_by, storage, catalog)
     assert isinstance(made, LakeTable)
     return made
+
+
+def _not_in_a_store(where: ObjectPath) -> LakeError:
+    """Without a log, whoever lists the files of a store sees those that nobody committed."""
+    known = meta.load(where)
+    if known is None or known.format != "parquet":
+        return LakeError(
+            f"a Parquet table cannot be in an object store, as at {where}", hint="write format=delta or format=iceberg"
+        )
+    return LakeError(
+        f"there is a Parquet table at {where}, and such tables in object stores are not written or read any more",
+        hint=f"stop its writers and convert it with `quintet spark convert {where}`; then go on with format=delta",
+    )
 
 
 def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:

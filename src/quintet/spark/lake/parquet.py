@@ -48,7 +48,7 @@ class ParquetTable(LakeTable):
 
     @property
     def folder(self) -> Path:
-        assert isinstance(self.path, Path), "object_parquet.py is for object stores"
+        assert isinstance(self.path, Path), "opening.py refuses a Parquet table in an object store"
         return self.path
 
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
@@ -77,7 +77,7 @@ class ParquetTable(LakeTable):
     def _expire(self) -> None:
         """Nothing: there are no versions, and merged files are removed at once."""
 
-    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
+    def _replace(self, merged: Sequence[Merge]) -> None:
         places: dict[str, list[Merge]] = defaultdict(list)
         for one in merged:
             places[str(Path(one.file.path).parent)].append(one)

@@ -175,7 +175,7 @@ class Sink:
         return table_of(given.path, given.format, given.partition_by, given.storage, given.catalog)
 
     def _stage(self, writer: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Written:
-        in_place = isinstance(self._path, ObjectPath) and self._given.format != "parquet"
+        in_place = isinstance(self._path, ObjectPath)
         heaps = Heaps(self._path, writer, batch_id, self._columns, in_place=in_place)
         try:
             for batch in batches:

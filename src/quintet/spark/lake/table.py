@@ -5,9 +5,9 @@
     committed           fence: files of the replay are removed           Parquet: renames are repeated; others: nothing to do
 
 The three formats differ in where the commit is: a JSON file (parquet.py), Delta's log (delta.py), Iceberg's catalog (iceberg.py).
-A table is one directory of a file system that driver and executors share, or one prefix of an object store. In an object store nothing
-is locked or renamed: the log of the format decides which of two drivers commits, files of Delta and Iceberg are written at their final
-path, and _expire removes files that a killed task left (ADR 22).
+A table is one directory of a file system that driver and executors share, or, of Delta and Iceberg, one prefix of an object store.
+There, nothing is locked, staged or renamed: the log of the format decides which of two drivers commits, files are written where
+they stay, and what a killed task leaves goes with the versions that _expire lets go of (ADR 22).
 """
 
 import contextlib
@@ -105,8 +105,8 @@ class LakeTable(ABC):
         """Finish or undo the commit that this writer did not finish."""
 
     @abstractmethod
-    def _replace(self, merged: Sequence[Merge], batch_id: int) -> None:
-        """Replace small files by the merged ones in one commit."""
+    def _replace(self, merged: Sequence[Merge]) -> None:
+        """Merged files in place of those they were made of."""
 
     @abstractmethod
     def _labelled(self, writer: str) -> bool:
@@ -166,10 +166,7 @@ class LakeTable(ABC):
                     self.journal.prune(writer)
             if not fresh:
                 self._same_again(commit, accept_other, keep=mine)
-            if (
-                staged or not fresh or isinstance(self.path, Path)
-            ):  # without locks not before the batch id is committed, see compact
-                self.journal.sweep(writer, batch_id)
+            self.journal.sweep(writer, batch_id)
             if writer.startswith(ONCE):
                 self.journal.forget(writer)
         return fresh
@@ -204,17 +201,15 @@ class LakeTable(ABC):
         with self.journal.locked(), self._session():
             for writer in {COMPACTOR, *self._others()}:
                 self._recover(writer)
-            batch_id = self._merge_batch_id()
             merged: list[Merge] = []
             for place, group in self._groups(target_bytes):
                 rows = files.read_files(group)
                 values = {name: text(rows.column(name)[0].as_py()) for name in self.partition_by()}
-                file = files.write_file(self.path, COMPACTOR, batch_id, values, rows, place, in_place=self.in_place)
+                file = files.write_file(self.path, COMPACTOR, 0, values, rows, place, in_place=self.in_place)
                 merged.append(Merge(file, group))
             if merged:
-                self._replace(merged, batch_id)
-            # Without locks, another process may still stage files for this batch id until it is claimed.
-            self.journal.sweep(COMPACTOR, batch_id if merged or isinstance(self.path, Path) else batch_id - 1)
+                self._replace(merged)
+            self.journal.sweep(COMPACTOR, 0)
             self._expire()
         return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
 
@@ -222,20 +217,12 @@ class LakeTable(ABC):
         """Other writers whose unfinished commits are recovered, too. In an object store `_recover` handles all writers, or none."""
         return [] if isinstance(self.path, ObjectPath) else self.journal.writers()
 
-    def _merge_batch_id(self) -> int:
-        """The batch id of this compaction; always the same if a lock lets only one run at a time."""
-        return 0
-
-    def _settled(self) -> Sequence[TablePath]:
-        """The files of the newest version, without those that a running commit still moves to their final path."""
-        return self.paths()
-
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[TablePath]]]:
         """Groups of small files of one directory, each about `target_bytes`. The partition values null and "" have the same directory,
         so the values are compared, too."""
         places: dict[tuple[str, str], list[TablePath]] = defaultdict(list)
         columns = self.partition_by()
-        for path in self._settled():
+        for path in self.paths():
             if path.stat().st_size < target_bytes // 2:
                 place = str(relative(path, self.path).parent)
                 values = [files.extremes(path).get(name) for name in columns]

@@ -8,8 +8,8 @@ For a Parquet table BATCH.json *is* the commit, and the highest one is the fence
 that follow are complete, the next commit completes them. For the others it records the number of rows, by which a replayed batch
 that differs is noticed. The last KEPT batches of a writer are kept.
 
-In an object store there is no lock and no rename. Delta and Iceberg need neither (delta.py, iceberg.py), and BATCH.json is
-written when their log has the batch; for Parquet see claims.py.
+In an object store there is no lock and no rename. Delta and Iceberg need neither (delta.py, iceberg.py), nothing is staged, and
+BATCH.json is written when their log has the batch.
 """
 
 import contextlib
@@ -41,7 +41,6 @@ class Commit(msgspec.Struct, frozen=True):
     batch_id: int = msgspec.field(name="epoch")  # the field's name in the files of existing tables
     rows: int
     files: tuple[File, ...]
-    gone: tuple[str, ...] = ()  # files that these replace (object_parquet.py)
 
 
 class Journal:
@@ -113,15 +112,6 @@ class Journal:
         """Remove files staged for this and earlier batches of a writer, and files of others older than ORPHAN_SECONDS."""
         root = self.table / STAGING
         if isinstance(root, ObjectPath):
-            # By directory: pyarrow leaves an empty object for each directory that it empties file by file. The newest file decides its age:
-            # a batch that failed long ago may be running again now, and stages files in the same directory.
-            newest: dict[ObjectPath, float] = {}
-            for path in root.walk():
-                newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
-            old = {folder for folder, last in newest.items() if time.time() - last > ORPHAN_SECONDS}
-            own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, batch_id)}
-            for gone in old | own:
-                gone.remove_tree()
             return
         for folder in root.glob("*/*") if root.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
@@ -141,8 +131,8 @@ class Journal:
         return self._commits / quote(writer, safe="") / f"{batch_id}{suffix}"
 
 
-def _own(folder: TablePath, writer: str, batch_id: int) -> bool:
-    """Whether files in this directory were staged for a batch of the writer, up to this batch id."""
+def _own(folder: Path, writer: str, batch_id: int) -> bool:
+    """Whether files in this directory were staged for a batch of a writer, up to this one."""
     return folder.parent.name == quote(writer, safe="") and folder.name.isdecimal() and int(folder.name) <= batch_id
 
 

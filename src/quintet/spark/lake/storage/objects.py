@@ -7,11 +7,10 @@ is gone with the last name.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Final
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.storage.options import NOTHING, STORES, Storage, plain
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
     from pyarrow import fs
 
-REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
 GLOB_SIGNS: Final = "*?[]{}"  # Spark would take such a path for a pattern
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -155,14 +151,6 @@ class ObjectPath:
                 info = Info(one.size or 0, one.mtime_ns / 1e9 if one.mtime_ns else 0.0)
                 yield ObjectPath(self.root, one.path.removeprefix(f"{bucket}/"), self.storage, info)
 
-    def folders(self) -> "list[ObjectPath]":
-        """The prefixes one level below this name."""
-        from pyarrow import fs
-
-        with plain(self):
-            found = self._fs.get_file_info(fs.FileSelector(self._full, allow_not_found=True))
-        return [self / one.base_name for one in found if one.type == fs.FileType.Directory]
-
     def remove_tree(self) -> None:
         """Remove everything below this name, also the empty object that pyarrow leaves when it removes the last one."""
         with contextlib.suppress(FileNotFoundError), plain(self):
@@ -182,14 +170,6 @@ class ObjectPath:
 
 
 TablePath = Path | ObjectPath
-
-
-def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
-    """Call `act` with all of them, REQUESTS_AT_ONCE at a time. The first error is raised when the running calls have ended."""
-    if len(paths) < 2:
-        return [act(path) for path in paths]
-    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(paths))) as pool:
-        return list(pool.map(act, paths))
 
 
 def located(path: str, storage: Storage = NOTHING) -> TablePath:
