@@ -60,10 +60,9 @@ benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples
 	@$(BIN)/python bench/spark_side_by_side.py --install
 
 fuzz: setup ## a million frames through each codec, and live through sessions
-	@$(BIN)/python fuzz/blip_codec.py --frames 1000000
-	@$(BIN)/python fuzz/fly_codec.py --frames 1000000 --live 100000
-	@$(BIN)/python fuzz/fast_codec.py --frames 1000000
-	@$(BIN)/python fuzz/fast_live.py --frames 1000000
+	@$(BIN)/python -m fuzz blipmq --frames 1000000
+	@$(BIN)/python -m fuzz flymq --frames 1000000 --live 100000
+	@$(BIN)/python -m fuzz fast --frames 1000000 --live 1000000
 	@$(BIN)/python fuzz/felix_codec.py --frames 1000000
 	@$(BIN)/python fuzz/felix_live.py --frames 1000000
 	@$(BIN)/python fuzz/peer_codec.py --frames 1000000 --live 300000

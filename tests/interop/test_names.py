@@ -14,9 +14,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.model.errors import BadName
-from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.blipmq.session import BlipSession
-from quintet.protocols.fast import codec as fast
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peerbus
@@ -32,6 +30,8 @@ from tests.protocols.flymq.test_rights import fields_of
 from tests.protocols.peerbus.helpers import broker as peer_broker
 from tests.protocols.peerbus.helpers import connect, letter, peer_of, session_of
 from tests.protocols.peerbus.test_websocket import closed_with, registered
+from tests.wire import blipmq as blip
+from tests.wire import fast
 
 NAME: Final = "namehere"
 # Of the same length: lengths before them stay right. A lone byte, half a letter, half a pair, an overlong NUL, above U+10FFFF.

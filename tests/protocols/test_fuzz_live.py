@@ -1,4 +1,4 @@
-"""The fuzz targets of live Fast, Felix and peerbus sessions as tests: short runs hold, planted faults are found. Long: `make fuzz`."""
+"""The fuzz targets of live Felix and peerbus sessions as tests: short runs hold, planted faults are found. Long: `make fuzz`."""
 
 import subprocess
 import sys
@@ -17,7 +17,6 @@ def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("target", "arguments"),
     [
-        ("fast_live.py", ("--frames", "15000")),
         ("felix_live.py", ("--frames", "5000")),
         ("peer_codec.py", ("--frames", "10000", "--live", "4000")),
     ],
@@ -30,7 +29,6 @@ def test_a_short_run_holds(target: str, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("target", "arguments"),
     [
-        ("fast_live.py", ("--frames", "15000", "--sabotage")),
         ("felix_live.py", ("--frames", "5000", "--sabotage")),
         ("peer_codec.py", ("--frames", "10000", "--live", "0", "--sabotage")),
         ("peer_codec.py", ("--frames", "0", "--live", "4000", "--sabotage", "live")),
