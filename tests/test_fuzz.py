@@ -12,8 +12,12 @@ SHORT = {
     ("blipmq", "codec"): 30_000,
     ("fast", "codec"): 30_000,
     ("fast", "live"): 15_000,
+    ("felix", "codec"): 30_000,
+    ("felix", "live"): 5_000,
     ("flymq", "codec"): 10_000,
     ("flymq", "live"): 10_000,
+    ("peerbus", "codec"): 10_000,
+    ("peerbus", "live"): 4_000,
 }
 pytestmark = pytest.mark.parametrize(("name", "half"), SHORT)
 

@@ -206,7 +206,7 @@ def doors_have_one_shape(root: Path) -> list[str]:
 
 
 def doors_have_their_tests(root: Path) -> list[str]:
-    """Of each folder of a protocol there are laws, vectors, a fuzz target, a matrix of rights and a test of revocation."""
+    """Of each folder of a protocol there are laws, vectors, bytes written twice, a fuzz target, a matrix of rights, revocation."""
     tests = {name: module for name, module in python(root, "tests/")}
     kept = dict(files(root))
     judged = {
@@ -224,11 +224,8 @@ def doors_have_their_tests(root: Path) -> list[str]:
                 name.startswith(f"tests/vectors/{folder}/") and len(path.read_text().strip()) > len("[]")
                 for name, path in kept.items()
             ),
-            "fuzz target (fuzz/)": f"fuzz/{folder}.py" in kept
-            or any(
-                (match := re.fullmatch(r"fuzz/(\w+)_codec\.py", name)) is not None and folder.startswith(match[1])
-                for name in kept
-            ),
+            "fuzz target (fuzz/)": f"fuzz/{folder}.py" in kept,
+            "bytes of the other party (tests/wire/)": f"tests/wire/{folder}.py" in kept,
             "rights matrix (test_rights.py)": any(
                 f"quintet.protocols.{folder}" in imported for imported in judged.values()
             ),
@@ -381,6 +378,7 @@ DOOR_TESTS = {
     "tests/protocols/blipmq/test_session.py": D + "class TestLaws(DoorLaws):\n    pass\n",
     "tests/vectors/blipmq/document.json": '[{"name": "hello"}]\n',
     "fuzz/blipmq.py": D,
+    "tests/wire/blipmq.py": D,
     "tests/interop/test_rights.py": D + "from quintet.protocols.blipmq import frames\n",
     "tests/abuse/revocation.py": D + 'DOORS: dict[str, int] = {"blipmq": 1}\n',
 }

@@ -17,8 +17,7 @@ from uuid import uuid4
 import quintet
 from quintet.net.certificates import CERTIFICATE_NAME
 from tests.client.server import Server
-from tests.crash import felix_wire, peer_wire
-from tests.wire import blipmq, fast, flymq
+from tests.wire import blipmq, fast, felix, flymq, peerbus
 
 WITHIN_S: Final = 5.0  # the guarantee: nothing is accepted or delivered later than this after a revocation
 QUIET_S: Final = 0.3  # how long a reader waits for what must not come
@@ -195,12 +194,12 @@ class Peer(Client):
     def begin(self, server: Server, person: Person) -> None:
         self._name = person.name
         address = f"127.0.0.1:{server.ports['peerbus-tcp']}"
-        self._line = self.stack.enter_context(peer_wire.PeerWire(address, person.name, person.key))
+        self._line = self.stack.enter_context(peerbus.Client(address, person.name, person.key))
         self._early: list[bytes] = []
 
     def write(self, value: bytes) -> None:
         body = json.dumps(value.decode())
-        self._line.send(peer_wire.envelope(uuid4().hex, self._name, self._name, body))
+        self._line.say(peerbus.envelope(uuid4().hex, self._name, self._name, body))
         until = monotonic() + WITHIN_S
         while value not in self._early:
             self._early += self.read(WITHIN_S)
@@ -208,7 +207,7 @@ class Peer(Client):
 
     def read(self, wait_s: float = BLINK_S) -> list[bytes]:
         found, self._early = self._early, []
-        while (frame := self._line.read(BLINK_S if found else wait_s)) is not None:
+        while (frame := self._line.next(BLINK_S if found else wait_s)) is not None:
             if frame["type"] == "deliver":
                 self._line.ack(frame["delivery_key"])
                 body = frame["envelope"]["body"]
@@ -248,8 +247,8 @@ class Felix(Client):
         address, ca = f"127.0.0.1:{server.ports['felix']}", server.folder / "data" / "tls" / CERTIFICATE_NAME
         self._scope = (self.tenant, self.namespace, person.topic)
         token = self.token(person)
-        self._writer = self.stack.enter_context(felix_wire.FelixWire(address, ca, token, self.tenant))
-        self._reader = self.stack.enter_context(felix_wire.FelixWire(address, ca, token, self.tenant))
+        self._writer = self.stack.enter_context(felix.Session(address, ca, token, self.tenant))
+        self._reader = self.stack.enter_context(felix.Session(address, ca, token, self.tenant))
         self._id = self._reader.subscribe(self._scope)
 
     def token(self, person: Person) -> str:
@@ -302,8 +301,7 @@ def ends() -> tuple[type[BaseException], ...]:
     from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
     return (
-        Refused, AssertionError, OSError, blipmq.Closed, flymq.Closed, fast.Closed, peer_wire.Gone, felix_wire.Gone,
-        flight.FlightError,
+        Refused, AssertionError, OSError, flight.FlightError,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.crash import felix_judge, load, peer_wire, reader, tamper
+from tests.crash import felix_judge, load, reader, tamper
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Command, Launcher, NotStarted
 from tests.crash.doors_load import (
     JOIN_S,
@@ -48,7 +48,7 @@ from tests.crash.doors_load import (
 )
 from tests.crash.felix_load import FelixClients, FelixDoor
 from tests.crash.load import History, Load
-from tests.wire import fast
+from tests.wire import fast, peerbus
 
 KILLS_PER_DIRECTORY = 8
 LOAD_S = (0.1, 0.6)
@@ -382,7 +382,7 @@ class Campaign:
                 self.counts.redelivered += len(known)
                 for key in sorted(due - consumer.seen)[:3]:
                     self.counts.note("undelivered", f"{key} did not come to {mailbox.name}")
-        except (peer_wire.Gone, AssertionError) as error:
+        except (peerbus.Closed, AssertionError) as error:
             self.counts.note("undelivered", f"{mailbox.name}: {error}")
 
     def _took(self, consumer: Consumer, mailbox: Mailbox, key: str | None, killed_at: float) -> None:
@@ -400,9 +400,9 @@ class Campaign:
         if not story.peers[name].registered:
             return
         try:
-            peer_wire.PeerWire(doors.websocket, name, OTHER_TOKEN, websocket=True).close()
+            peerbus.Client(doors.websocket, name, OTHER_TOKEN, websocket=True).close()
             self.counts.note("name", f"{name} was given to another owner")
-        except peer_wire.Gone as gone:
+        except peerbus.Closed as gone:
             if (gone.code, str(gone)) != CLAIMED:
                 self.counts.note("name", f"{name} is refused with {gone.code} {gone}")
 
@@ -419,7 +419,7 @@ class Campaign:
         doors = doors_of(broker)
         for mailbox in story.peers.values():
             with doors.peer(mailbox.name) as wire:
-                wire.send(*(letter(mailbox.name, number) for number in mailbox.missing))
+                wire.say(*(letter(mailbox.name, number) for number in mailbox.missing))
                 wire.peers()
                 consumer = Consumer(wire, mailbox)
                 while consumer.take(QUIET_S) is not None:

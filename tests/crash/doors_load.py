@@ -16,10 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.crash import peer_wire
 from tests.crash.felix_load import FelixStory
-from tests.crash.peer_wire import PeerWire
-from tests.wire import fast
+from tests.wire import fast, peerbus
 
 FAST_TOPICS = ("fast-0", "fast-1")
 PEERS = ("p0", "p1", "p2", "p3")
@@ -41,7 +39,7 @@ def payload(number: int) -> bytes:
 
 def letter(sender: str, number: int) -> bytes:
     to = PEERS[(PEERS.index(sender) + 1) % len(PEERS)]
-    return peer_wire.envelope(f"{sender}-{number}", sender, to, f'{{"n":{number},"x":"{"y" * (number * 31 % 300)}"}}')
+    return peerbus.envelope(f"{sender}-{number}", sender, to, f'{{"n":{number},"x":"{"y" * (number * 31 % 300)}"}}')
 
 
 @dataclass
@@ -104,9 +102,9 @@ class Doors:
     websocket: str
     lines: str
 
-    def peer(self, name: str, token: str = peer_wire.TOKEN) -> PeerWire:
+    def peer(self, name: str, token: str = peerbus.TOKEN) -> peerbus.Client:
         websocket = PEERS.index(name) % 2 == 0
-        return PeerWire(self.websocket if websocket else self.lines, name, token, websocket)
+        return peerbus.Client(self.websocket if websocket else self.lines, name, token, websocket)
 
 
 class Clients:
@@ -135,7 +133,7 @@ class Clients:
     def _guard(self, work: Callable[..., None], one: object, chance: random.Random) -> None:
         try:
             work(one, chance)
-        except (fast.Closed, peer_wire.Gone):
+        except (fast.Closed, peerbus.Closed):
             return  # the broker was killed: what was promised until then is in the story
         except AssertionError as error:
             self._story.problems.append(f"{work.__name__}: {error}")
@@ -180,13 +178,13 @@ class Clients:
             mailbox.registered = True
             consumer = Consumer(wire, mailbox)
             for number in mailbox.missing:
-                wire.send(letter(mailbox.name, number))
+                wire.say(letter(mailbox.name, number))
             mailbox.missing = []
             asked: deque[int] = deque()
             while not self._stop.is_set():
                 for _ in range(chance.randint(0, SENDS_MAX)):
                     mailbox.sent += 1
-                    wire.send(letter(mailbox.name, mailbox.sent - 1))
+                    wire.say(letter(mailbox.name, mailbox.sent - 1))
                 if mailbox.stored and chance.random() < REPLAYS:
                     self._replay(wire, mailbox, chance)
                 if chance.random() < BARRIERS:
@@ -198,25 +196,25 @@ class Clients:
                     elif chance.random() < CONSUMER_ACKS:
                         consumer.ack(key)
 
-    def _replay(self, wire: PeerWire, mailbox: Mailbox, chance: random.Random) -> None:
+    def _replay(self, wire: peerbus.Client, mailbox: Mailbox, chance: random.Random) -> None:
         """An id that was used before, with another body."""
         self._story.replays += 1
         id = f"{mailbox.name}-{chance.randrange(mailbox.stored)}"
         to = PEERS[(PEERS.index(mailbox.name) + 1) % len(PEERS)]
-        wire.send(peer_wire.envelope(id, mailbox.name, to, '"replayed"'))
+        wire.say(peerbus.envelope(id, mailbox.name, to, '"replayed"'))
 
 
 class Consumer:
     """One connection's deliveries: each once."""
 
-    def __init__(self, wire: PeerWire, mailbox: Mailbox) -> None:
+    def __init__(self, wire: peerbus.Client, mailbox: Mailbox) -> None:
         self._wire = wire
         self._mailbox = mailbox
         self.seen: set[str] = set()
 
     def take(self, timeout_s: float) -> str | None:
         """The key of the next delivery; empty for another object, None if nothing came."""
-        found = self._wire.read(timeout_s)
+        found = self._wire.next(timeout_s)
         if found is None or found["type"] != "deliver":
             return None if found is None else ""
         key = str(found["delivery_key"])

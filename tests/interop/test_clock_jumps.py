@@ -34,7 +34,6 @@ from quintet.net.websocket import FRAGMENTS_US, Heartbeat, WebSocketSession
 from quintet.protocols.base import Session
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.doors import PROTOCOLS
-from quintet.protocols.peerbus import codec as peerbus
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
 from quintet.testing.sim import START_US, SimScheduler
@@ -48,7 +47,7 @@ from tests.protocols.flymq import helpers as fly_helpers
 from tests.protocols.peerbus import helpers as peer_helpers
 from tests.test_tidy import ROOT, files
 from tests.wire import blipmq as blip
-from tests.wire import fast
+from tests.wire import fast, peerbus
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

@@ -15,7 +15,6 @@ from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.felix import features
 from quintet.protocols.flymq import frames as fly_frames
-from quintet.protocols.peerbus import codec as peer
 from quintet.protocols.peerbus import frames as peer_frames
 from tests.turns import fly_inputs
 from tests.turns.wires import (
@@ -34,7 +33,7 @@ from tests.turns.wires import (
     PeerSocket,
     batch,
 )
-from tests.wire import blipmq, fast
+from tests.wire import blipmq, fast, peerbus, websocket
 from tests.wire.fast import topic_id
 
 TXN_MIB = 15  # of a transaction, which may hold 16
@@ -188,9 +187,9 @@ def _peer_rows(door: str, wire: type, count: int, size: int) -> Iterator[Row]:
     deep = b"[" * 100 + b"1" + b"]" * 100
     wide = b"[" + b"{}," * ((size - 4_096) // 3) + b"{}]"
     deliver = b'{"protocol_version":"v1","type":"deliver"}'
-    yield row("register", "again", lambda w: many(w, (peer.register("dev-token", w.name) for _ in range(count))))
-    yield row("ack", "of nothing", lambda w: many(w, (peer.ack(f"x{i}") for i in range(count))))
-    yield row("peers", "many", lambda w: many(w, (peer.ask_peers() for _ in range(count))))
+    yield row("register", "again", lambda w: many(w, (peerbus.register("dev-token", w.name) for _ in range(count))))
+    yield row("ack", "of nothing", lambda w: many(w, (peerbus.ack(f"x{i}") for i in range(count))))
+    yield row("peers", "many", lambda w: many(w, (peerbus.ask_peers() for _ in range(count))))
     yield row("deliver", "from a client", lambda w: many(w, (deliver for _ in range(count))))
     yield row("", "to oneself", lambda w: many(w, (w.envelope(w.name, f"{door}{i}", deep) for i in range(count))))
     yield row("", "broadcasts", lambda w: many(w, (w.envelope("*", f"all{door}{i}") for i in range(count))))
@@ -199,7 +198,7 @@ def _peer_rows(door: str, wire: type, count: int, size: int) -> Iterator[Row]:
     if wire is PeerLines:
         yield row("", "empty lines", lambda w: b"\n" * (100 * count))
     else:
-        yield row("", "pongs", lambda w: w.message(10, b"") * (10 * count))
+        yield row("", "pongs", lambda w: websocket.frame(b"", websocket.PONG) * (10 * count))
 
 
 def _large_events(size: int) -> Row:

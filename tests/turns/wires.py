@@ -4,18 +4,15 @@ Each ends its input with a barrier: a request whose answer is known by its bytes
 broker closes has been answered, too. No client of Quintet is used, so the input is exactly what a row says.
 """
 
-import base64
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Final
 
-from quintet import kernel
 from quintet.client.links import quic
 from quintet.config import (
     DEV_BLIPMQ_KEY,
@@ -25,13 +22,12 @@ from quintet.config import (
     DEV_PEERBUS_TOKEN,
     DEV_USER,
 )
-from quintet.model import envelope
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.felix import frames as felix_frames
 from quintet.protocols.flymq import codec as fly
 from quintet.protocols.flymq import frames as fly_frames
-from quintet.protocols.peerbus import codec as peer
-from tests.wire import blipmq, fast, flymq
+from tests.wire import blipmq, fast, flymq, peerbus, websocket
+from tests.wire import felix as felix_wire
 
 WAIT_S: Final = 120.0
 RECEIVE_BYTES: Final = 1 << 18
@@ -207,18 +203,15 @@ class PeerLines(Wire):
         id = f"barrier-{os.urandom(6).hex()}"
         self.barrier = self.framed(self.envelope(self.name, id))
         self.answer = f'"{id}"'.encode()
-        self._send(self.framed(peer.register(DEV_PEERBUS_TOKEN, self.name)))
+        self._send(self.framed(peerbus.register(DEV_PEERBUS_TOKEN, self.name)))
         self._read_until(b'"names"')
 
     def framed(self, data: bytes) -> bytes:
         return data.rstrip(b"\n") + b"\n"
 
     def envelope(self, to: str, id: str, body: bytes = b"1") -> bytes:
-        made = envelope.sign(
-            DEV_PEERBUS_SECRET.encode(), id=id, sender=self.name, to=to, body=body,
-            ts=envelope.rfc3339(time.time_ns() // 1000),
-        )  # fmt: skip
-        return made
+        secret, now = DEV_PEERBUS_SECRET.encode(), peerbus.timestamp()
+        return peerbus.envelope(id, self.name, to, body.decode(), secret, now)
 
     def run(self, data: bytes) -> bool:
         id = f"barrier-{os.urandom(6).hex()}"
@@ -232,23 +225,12 @@ class PeerSocket(PeerLines):
     name = "socket-walker"
 
     def login(self) -> None:
-        key = base64.b64encode(bytes(16)).decode()
-        host = "{}:{}".format(*self.socket.getpeername())
-        head = f"GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        self._send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
+        self._send(websocket.upgrade("{}:{}".format(*self.socket.getpeername())))
         self._read_until(b"\r\n\r\n")
         super().login()
 
     def framed(self, data: bytes) -> bytes:
-        return self.message(1, data)
-
-    @staticmethod
-    def message(opcode: int, data: bytes) -> bytes:
-        size = len(data)
-        length = bytes((0x80 | size,)) if size < 126 else (
-            struct.pack(">BH", 0xFE, size) if size < 1 << 16 else struct.pack(">BQ", 0xFF, size)
-        )  # fmt: skip
-        return bytes((0x80 | opcode,)) + length + bytes(4) + data
+        return websocket.frame(data, mask=bytes(4))
 
 
 class Felix:
@@ -343,9 +325,5 @@ class FelixFeatured(Felix):
     auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=0x127F, client_features=0x7FFF_FFFF)
 
 
-def target(stream: str) -> bytes:
-    return felix.target("t1", "default", stream)
-
-
-def batch(stream: str, values: list[bytes], request_id: int = -1) -> bytes:
-    return kernel.felix_publish(target(stream), values, request_id, 2 if request_id >= 0 else 0)
+def batch(stream: str, values: list[bytes], request_id: int | None = None) -> bytes:
+    return felix_wire.batch(("t1", "default", stream), *values, request=request_id)

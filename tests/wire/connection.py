@@ -10,11 +10,11 @@ RECEIVE_BYTES = 262_144
 class Closed(ConnectionError):
     """The broker ended the connection, or is gone: what was asked may or may not have happened.
 
-    `code` is that of a close frame, where the protocol has one and it came.
+    `code` is that of a close frame, where there is one and it came.
     """
 
     def __init__(self, reason: str = "", code: int = 0) -> None:
-        super().__init__(reason)
+        super().__init__(reason or (f"closed with code {code:#x}" if code else ""))
         self.reason = reason
         self.code = code
 
