@@ -22,7 +22,7 @@ __all__ = ["Client", "Closed", "Hang"]
 
 TOKEN = "dev-token"
 MEMBERS = ("protocol_version", "id", "from", "to", "ts", "source", "kind", "body", "hmac")
-STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+')
+STRINGS = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|[ \t\r\n]+')
 
 
 def escaped(text: str) -> str:
