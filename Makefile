@@ -64,14 +64,12 @@ benchappend: setup ## measure the append path: many topics, one message alone, o
 benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples and Kafka's connector (installs Kafka; about 15 minutes)
 	@$(BIN)/python bench/spark_side_by_side.py --install
 
-fuzz: setup ## a million frames through each codec, and live through sessions
-	@$(BIN)/python fuzz/blip_codec.py --frames 1000000
-	@$(BIN)/python fuzz/fly_codec.py --frames 1000000 --live 100000
-	@$(BIN)/python fuzz/fast_codec.py --frames 1000000
-	@$(BIN)/python fuzz/fast_live.py --frames 1000000
-	@$(BIN)/python fuzz/felix_codec.py --frames 1000000
-	@$(BIN)/python fuzz/felix_live.py --frames 1000000
-	@$(BIN)/python fuzz/peer_codec.py --frames 1000000 --live 300000
+fuzz: setup ## a million frames through each codec, and many through live sessions (python -m fuzz PROTOCOL for one)
+	@$(BIN)/python -m fuzz blipmq --frames 1000000
+	@$(BIN)/python -m fuzz flymq --frames 1000000 --live 100000
+	@$(BIN)/python -m fuzz fast --frames 1000000 --live 1000000
+	@$(BIN)/python -m fuzz felix --frames 1000000 --live 1000000
+	@$(BIN)/python -m fuzz peerbus --frames 1000000 --live 300000
 
 campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups, doors, Spark (three hours; root for power cuts)
 	@$(BIN)/python tests/crash/kill.py --kills 1000 --strace

@@ -206,7 +206,7 @@ def doors_have_one_shape(root: Path) -> list[str]:
 
 
 def doors_have_their_tests(root: Path) -> list[str]:
-    """Of each folder of a protocol there are laws, vectors, a fuzz target, a matrix of rights and a test of revocation."""
+    """Of each folder of a protocol there are laws, vectors, bytes written twice, a fuzz target, a matrix of rights, revocation."""
     tests = {name: module for name, module in python(root, "tests/")}
     kept = dict(files(root))
     judged = {
@@ -224,10 +224,8 @@ def doors_have_their_tests(root: Path) -> list[str]:
                 name.startswith(f"tests/vectors/{folder}/") and len(path.read_text().strip()) > len("[]")
                 for name, path in kept.items()
             ),
-            "fuzz target (fuzz/*_codec.py)": any(
-                (match := re.fullmatch(r"fuzz/(\w+)_codec\.py", name)) is not None and folder.startswith(match[1])
-                for name in kept
-            ),
+            "fuzz target (fuzz/)": f"fuzz/{folder}.py" in kept,
+            "bytes of the other party (tests/wire/)": f"tests/wire/{folder}.py" in kept,
             "rights matrix (test_rights.py)": any(
                 f"quintet.protocols.{folder}" in imported for imported in judged.values()
             ),
@@ -292,6 +290,22 @@ def no_hosts_and_no_machine(root: Path) -> list[str]:
     ]
 
 
+def the_wire_shares_no_code(root: Path) -> list[str]:
+    """tests/wire is the other party's view of the bytes: nothing of the broker, nor of a test that may import it."""
+    found = []
+    for name, module in python(root, "tests/wire/"):
+        for node in ast.walk(module):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                named = [f"{node.module}.{alias.name}" for alias in node.names] if not node.level else ["quintet"]
+            found += [
+                f"{name}:{getattr(node, 'lineno', 0)}: imports {one}"
+                for one in named
+                if one.partition(".")[0] in ("quintet", "fuzz", "tests") and not one.startswith("tests.wire.")
+            ]
+    return found
+
+
 def promises_name_their_test(root: Path) -> list[str]:
     page = root / "docs" / "GUARANTEES.md"
     if not page.is_file():
@@ -333,6 +347,9 @@ CONTROLS: list[tuple[Rule, str, str]] = [
     (doors_have_one_shape, "src/quintet/protocols/other/codec.py", D),
     (doors_have_their_tests, "tests/protocols/blipmq/test_session.py", D + "class TestLaws:\n    pass\n"),
     (doors_have_their_tests, "tests/vectors/blipmq/document.json", "[]\n"),
+    (the_wire_shares_no_code, "tests/wire/x.py", D + "def f() -> None:\n    from quintet.kernel import crc32c\n"),
+    (the_wire_shares_no_code, "tests/wire/x.py", D + "from tests.protocols.flymq import helpers\n"),
+    (the_wire_shares_no_code, "tests/wire/x.py", D + "from .. import forks\n"),
     (mentions_exist, "docs/A.md", "see `src/quintet/net/nowhere.py::f`\n"),
     (mentions_exist, "docs/A.md", "see `net/good.py::g`\n"),
     (mentions_exist, "src/quintet/protocols/blipmq/README.md", "see `net/good.py::Good.g`\n"),
@@ -360,7 +377,8 @@ def test_the_repository_is_tidy(rule: Rule) -> None:
 DOOR_TESTS = {
     "tests/protocols/blipmq/test_session.py": D + "class TestLaws(DoorLaws):\n    pass\n",
     "tests/vectors/blipmq/document.json": '[{"name": "hello"}]\n',
-    "fuzz/blip_codec.py": D,
+    "fuzz/blipmq.py": D,
+    "tests/wire/blipmq.py": D,
     "tests/interop/test_rights.py": D + "from quintet.protocols.blipmq import frames\n",
     "tests/abuse/revocation.py": D + 'DOORS: dict[str, int] = {"blipmq": 1}\n',
 }

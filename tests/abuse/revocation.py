@@ -6,7 +6,6 @@ that was closed.
 """
 
 import json
-import struct
 import threading
 import time
 from contextlib import ExitStack
@@ -17,9 +16,8 @@ from uuid import uuid4
 
 import quintet
 from quintet.net.certificates import CERTIFICATE_NAME
-from tests.abuse import fly_wire
 from tests.client.server import Server
-from tests.crash import fast_wire, felix_wire, peer_wire, wire
+from tests.wire import blipmq, fast, felix, flymq, peerbus
 
 WITHIN_S: Final = 5.0  # the guarantee: nothing is accepted or delivered later than this after a revocation
 QUIET_S: Final = 0.3  # how long a reader waits for what must not come
@@ -115,15 +113,15 @@ class Blip(Client):
     def begin(self, server: Server, person: Person) -> None:
         address, key = f"127.0.0.1:{server.port}", person.key.encode()
         self._topic = person.topic.encode()
-        self._writer = self.stack.enter_context(wire.Wire(address))
-        self._reader = self.stack.enter_context(wire.Wire(address))
-        self._writer.greet(key)
-        self._reader.greet(key, version=2)
-        if self._reader.ask(wire.subscribe(1, self._topic, 0)).kind != wire.ACK:
+        self._writer = self.stack.enter_context(blipmq.Client(address))
+        self._reader = self.stack.enter_context(blipmq.Client(address))
+        self._writer.login(key)
+        self._reader.login(key, version=2)
+        if self._reader.ask(blipmq.subscribe(1, self._topic, 0)).kind != blipmq.ACK:
             raise Refused
 
     def write(self, value: bytes) -> None:
-        self._writer.send(wire.publish(2, self._topic, value))
+        self._writer.send(blipmq.publish(2, self._topic, value))
         if self._writer.barrier():
             raise Refused
 
@@ -131,8 +129,8 @@ class Blip(Client):
         found = []
         try:
             while True:
-                found.append(wire.delivery(self._reader.read(wait_s))[2])
-        except wire.Hang:
+                found.append(self._reader.read(wait_s).delivery[2])
+        except blipmq.Hang:
             return found
 
 
@@ -142,20 +140,20 @@ class Fly(Client):
     def begin(self, server: Server, person: Person) -> None:
         address = f"127.0.0.1:{server.ports['flymq']}"
         self._topic, self._next = person.topic, 0
-        self._writer = self.stack.enter_context(fly_wire.Wire(address))
-        self._reader = self.stack.enter_context(fly_wire.Wire(address))
+        self._writer = self.stack.enter_context(flymq.Client(address))
+        self._reader = self.stack.enter_context(flymq.Client(address))
         for each in (self._writer, self._reader):
             each.login(person.name, person.password)
 
     def write(self, value: bytes) -> None:
-        if self._writer.ask(fly_wire.produce(self._topic, value)).op == fly_wire.ERROR:
+        if self._writer.ask(flymq.produce(self._topic, value)).code == flymq.ERROR:
             raise Refused
 
     def read(self, wait_s: float = BLINK_S) -> list[bytes]:
-        reply = self._reader.ask(fly_wire.fetch(self._topic, self._next, partition=0))
-        if reply.op == fly_wire.ERROR:
+        reply = self._reader.ask(flymq.fetch(self._topic, self._next, partition=0))
+        if reply.code == flymq.ERROR:
             raise Refused
-        values, self._next = fly_wire.fetched(reply.payload)
+        values, self._next = flymq.values_of(reply.payload)
         return values
 
 
@@ -164,43 +162,30 @@ class Fast(Client):
 
     def begin(self, server: Server, person: Person) -> None:
         address = f"127.0.0.1:{server.ports['fast']}"
-        self._token = fast_wire.token(person.name, "k", "publish", "subscribe")
-        self._id = fast_wire.number(person.topic)
-        self._writer = self.stack.enter_context(fast_wire.FastWire(address))
-        self._reader = self.stack.enter_context(fast_wire.FastWire(address))
-        self._ask(self._writer, fast_wire.create(self._token, person.topic))
-        subscribe = struct.pack(">BB", fast_wire.SUBSCRIBE, len(self._token)) + self._token
-        self._ask(self._reader, subscribe + struct.pack(">I", self._id))
-        self._buffer = bytearray()
+        self._token = fast.token(person.name, "k", "publish", "subscribe")
+        self._id = fast.topic_id(person.topic.encode())
+        self._writer = self.stack.enter_context(fast.Client(address))
+        self._reader = self.stack.enter_context(fast.Client(address))
+        self._ask(self._writer, fast.create(self._token, person.topic.encode(), fast.DURABLE))
+        self._ask(self._reader, fast.subscribe(self._token, self._id))
 
     @staticmethod
-    def _ask(connection: fast_wire.FastWire, packet: bytes) -> None:
+    def _ask(connection: fast.Client, packet: bytes) -> None:
         (answer,) = connection.ask(packet)
         if answer.code:
             raise Refused(answer.text)
 
     def write(self, value: bytes) -> None:
-        self._ask(self._writer, fast_wire.publish(self._token, self._id, value))
+        self._ask(self._writer, fast.publish(self._token, self._id, value))
 
     def read(self, wait_s: float = BLINK_S) -> list[bytes]:
-        line, found = self._reader._socket, []
-        line.settimeout(wait_s)
+        found: list[bytes] = []
         try:
-            while data := line.recv(65536):
-                self._buffer += data
-        except TimeoutError:
-            pass
-        else:
-            raise Refused
-        while len(self._buffer) >= 9 and self._buffer[0] == fast_wire.MESSAGE:
-            size = int.from_bytes(self._buffer[5:9], "big")
-            if len(self._buffer) < 9 + size:
-                break
-            found.append(bytes(self._buffer[9 : 9 + size]))
-            del self._buffer[: 9 + size]
-        if self._buffer[:1] == bytes((fast_wire.ERROR,)):
-            raise Refused
-        return found
+            while isinstance(one := self._reader.read(wait_s), fast.Message):
+                found.append(one.payload)
+        except fast.Hang:
+            return found
+        raise Refused(str(one))
 
 
 class Peer(Client):
@@ -209,12 +194,12 @@ class Peer(Client):
     def begin(self, server: Server, person: Person) -> None:
         self._name = person.name
         address = f"127.0.0.1:{server.ports['peerbus-tcp']}"
-        self._line = self.stack.enter_context(peer_wire.PeerWire(address, person.name, person.key))
+        self._line = self.stack.enter_context(peerbus.Client(address, person.name, person.key))
         self._early: list[bytes] = []
 
     def write(self, value: bytes) -> None:
         body = json.dumps(value.decode())
-        self._line.send(peer_wire.envelope(uuid4().hex, self._name, self._name, body))
+        self._line.say(peerbus.envelope(uuid4().hex, self._name, self._name, body))
         until = monotonic() + WITHIN_S
         while value not in self._early:
             self._early += self.read(WITHIN_S)
@@ -222,7 +207,7 @@ class Peer(Client):
 
     def read(self, wait_s: float = BLINK_S) -> list[bytes]:
         found, self._early = self._early, []
-        while (frame := self._line.read(BLINK_S if found else wait_s)) is not None:
+        while (frame := self._line.next(BLINK_S if found else wait_s)) is not None:
             if frame["type"] == "deliver":
                 self._line.ack(frame["delivery_key"])
                 body = frame["envelope"]["body"]
@@ -262,8 +247,8 @@ class Felix(Client):
         address, ca = f"127.0.0.1:{server.ports['felix']}", server.folder / "data" / "tls" / CERTIFICATE_NAME
         self._scope = (self.tenant, self.namespace, person.topic)
         token = self.token(person)
-        self._writer = self.stack.enter_context(felix_wire.FelixWire(address, ca, token, self.tenant))
-        self._reader = self.stack.enter_context(felix_wire.FelixWire(address, ca, token, self.tenant))
+        self._writer = self.stack.enter_context(felix.Session(address, ca, token, self.tenant))
+        self._reader = self.stack.enter_context(felix.Session(address, ca, token, self.tenant))
         self._id = self._reader.subscribe(self._scope)
 
     def token(self, person: Person) -> str:
@@ -297,7 +282,7 @@ class FelixToken(Felix):
             "exp": int(time.time()) + 3600,
             "perms": rights,
         }
-        return fast_wire.token(person.name, "", **more).decode()
+        return fast.token(person.name, "", **more).decode()
 
 
 DOORS: Final[dict[str, type[Client]]] = {
@@ -316,8 +301,7 @@ def ends() -> tuple[type[BaseException], ...]:
     from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
     return (
-        Refused, AssertionError, OSError, wire.Closed, fly_wire.Closed, fast_wire.Gone, peer_wire.Gone, felix_wire.Gone,
-        flight.FlightError,
+        Refused, AssertionError, OSError, flight.FlightError,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Hostile and broken BlipMQ peers, over real sockets, against one running broker that must serve others on.
 
 Each test ends with the broker alive: the fixture asks it. What the wire must answer is taken from the protocol document;
-peers are made of tests/crash/wire.py, which shares no code with the broker.
+peers are made of tests/wire/blipmq.py, which shares no code with the broker.
 """
 
 import json
@@ -14,8 +14,23 @@ from pathlib import Path
 import pytest
 
 from tests.abuse.process import Broker, config
-from tests.crash import wire
-from tests.crash.wire import ACK, AUTH, HELLO, NACK, PING, POLL, PONG, PUBLISH, SUBSCRIBE, Closed, Frame, Hang, Wire
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import (
+    ACK,
+    AUTH,
+    HELLO,
+    NACK,
+    PING,
+    POLL,
+    PONG,
+    PUBLISH,
+    SUBSCRIBE,
+    Client,
+    Closed,
+    Frame,
+    Hang,
+    text,
+)
 
 MIB = 1024 * 1024
 VECTORS = Path(__file__).parent.parent / "vectors" / "blipmq" / "document.json"
@@ -38,11 +53,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture
 def broker(running: Broker) -> Iterator[Broker]:
     yield running
-    with Wire(running.address).greet(b"bob-key") as peer:
+    with Client(running.address).login(b"bob-key") as peer:
         assert peer.barrier() == [], "the broker must still answer others"
 
 
-def closed_without_a_word(peer: Wire) -> None:
+def closed_without_a_word(peer: Client) -> None:
     with pytest.raises(Closed):
         pytest.fail(f"expected the end of the connection, got {peer.read()}")
 
@@ -54,9 +69,9 @@ def closed_without_a_word(peer: Wire) -> None:
 @pytest.mark.parametrize("length", [0, 8, 16 * MIB + 1, 2**32 - 1])
 def test_a_length_out_of_bounds_closes(broker: Broker, length: int, ready: bool) -> None:
     before = broker.resident_bytes()
-    with Wire(broker.address) as peer:
+    with Client(broker.address) as peer:
         if ready:
-            peer.greet(b"alice-key")
+            peer.login(b"alice-key")
         peer.send(struct.pack(">I", length))
         closed_without_a_word(peer)
     assert broker.resident_bytes() - before < 8 * MIB, "nothing may be allocated for a length that is a lie"
@@ -65,16 +80,16 @@ def test_a_length_out_of_bounds_closes(broker: Broker, length: int, ready: bool)
 @pytest.mark.parametrize("ready", [False, True], ids=["before AUTH", "after AUTH"])
 @pytest.mark.parametrize("kind", [0, 0x0B, 0x7F, 0xFF])
 def test_an_unknown_type_closes(broker: Broker, kind: int, ready: bool) -> None:
-    with Wire(broker.address) as peer:
+    with Client(broker.address) as peer:
         if ready:
-            peer.greet(b"alice-key")
+            peer.login(b"alice-key")
         peer.send(wire.frame(kind, 1))
         closed_without_a_word(peer)
 
 
 def test_the_largest_frame_is_taken_and_what_is_before_a_bad_one_too(broker: Broker) -> None:
     message = bytes(16 * MIB - 9 - 3 - 5)
-    with Wire(broker.address).greet(b"alice-key") as peer:
+    with Client(broker.address).login(b"alice-key") as peer:
         peer.send(wire.publish(1, b"large", message))
         assert peer.barrier() == []
         peer.send(wire.frame(PING, 5) + struct.pack(">I", 0))
@@ -84,10 +99,10 @@ def test_the_largest_frame_is_taken_and_what_is_before_a_bad_one_too(broker: Bro
 
 def test_an_unfinished_large_frame_costs_only_what_was_sent(broker: Broker) -> None:
     before = broker.resident_bytes()
-    peers = [Wire(broker.address).greet(b"alice-key") for _ in range(50)]
+    peers = [Client(broker.address).login(b"alice-key") for _ in range(50)]
     for peer in peers:
         peer.send(struct.pack(">IBQ", 16 * MIB, PUBLISH, 1) + bytes(1000))
-    with Wire(broker.address).greet(b"bob-key") as other:
+    with Client(broker.address).login(b"bob-key") as other:
         other.barrier()
     assert broker.resident_bytes() - before < 16 * MIB
     for peer in peers:
@@ -95,10 +110,6 @@ def test_an_unfinished_large_frame_costs_only_what_was_sent(broker: Broker) -> N
 
 
 # -- payloads -----------------------------------------------------------------------------------------------------------
-
-
-def text(payload: bytes) -> bytes:
-    return struct.pack(">H", len(payload)) + payload
 
 
 BAD_PAYLOADS = {
@@ -135,7 +146,7 @@ BAD_PAYLOADS = {
 @pytest.mark.parametrize("name", BAD_PAYLOADS)
 def test_a_bad_payload_gets_the_nack_of_the_document(broker: Broker, name: str) -> None:
     kind, payload, code, words = BAD_PAYLOADS[name]
-    with Wire(broker.address).greet(b"alice-key") as peer:
+    with Client(broker.address).login(b"alice-key") as peer:
         reply = peer.ask(wire.frame(kind, 77, payload))
         assert (reply.kind, reply.id, reply.refusal) == (NACK, 77, (code, words))
         assert peer.barrier() == [], "the connection stays"
@@ -144,36 +155,36 @@ def test_a_bad_payload_gets_the_nack_of_the_document(broker: Broker, name: str) 
 HANDSHAKES = {
     "HELLO of no version": ([wire.frame(HELLO, 1, b"")], (400, "invalid HELLO payload")),
     "HELLO of three bytes": ([wire.frame(HELLO, 1, b"\0\1\0")], (400, "invalid HELLO payload")),
-    "HELLO of version 9": ([wire.frame(HELLO, 1, b"\0\x09")], (426, "unsupported protocol version")),
+    "HELLO of version 9": ([wire.hello(1, 9)], (426, "unsupported protocol version")),
     "AUTH first": ([wire.auth(1, b"alice-key")], (400, "HELLO not performed")),
     "PUBLISH first": ([wire.publish(1, b"t", b"x")], (401, "unauthenticated")),
-    "POLL between": ([wire.frame(HELLO, 0, b"\0\1"), wire.number(POLL, 1, 1)], (401, "unauthenticated")),
+    "POLL between": ([wire.hello(0, 1), wire.poll(1, 1)], (401, "unauthenticated")),
     "PING first": ([wire.frame(PING, 1)], (401, "unauthenticated")),
-    "AUTH cut": ([wire.frame(HELLO, 0, b"\0\1"), wire.frame(AUTH, 1, b"\0\x09ab")], (400, "invalid AUTH payload")),
+    "AUTH cut": ([wire.hello(0, 1), wire.frame(AUTH, 1, b"\0\x09ab")], (400, "invalid AUTH payload")),
     "AUTH with a rest": (
-        [wire.frame(HELLO, 0, b"\0\1"), wire.frame(AUTH, 1, b"\0\1ab")],
+        [wire.hello(0, 1), wire.frame(AUTH, 1, b"\0\1ab")],
         (400, "invalid AUTH payload"),
     ),
-    "AUTH not UTF-8": ([wire.frame(HELLO, 0, b"\0\1"), wire.auth(1, b"\xff")], (400, "invalid AUTH payload")),
-    "AUTH unknown key": ([wire.frame(HELLO, 0, b"\0\1"), wire.auth(1, b"nobody")], (401, "invalid API key")),
-    "AUTH empty key": ([wire.frame(HELLO, 0, b"\0\1"), wire.auth(1, b"")], (401, "invalid API key")),
+    "AUTH not UTF-8": ([wire.hello(0, 1), wire.auth(1, b"\xff")], (400, "invalid AUTH payload")),
+    "AUTH unknown key": ([wire.hello(0, 1), wire.auth(1, b"nobody")], (401, "invalid API key")),
+    "AUTH empty key": ([wire.hello(0, 1), wire.auth(1, b"")], (401, "invalid API key")),
 }
 
 
 @pytest.mark.parametrize("name", HANDSHAKES)
 def test_a_bad_handshake_gets_the_nack_of_the_document_and_may_go_on(broker: Broker, name: str) -> None:
     steps, refusal = HANDSHAKES[name]
-    with Wire(broker.address) as peer:
+    with Client(broker.address) as peer:
         for step in steps[:-1]:
             assert peer.ask(step).kind == ACK
         assert peer.ask(steps[-1]).refusal == refusal
         if len(steps) == 1:
-            assert peer.ask(wire.frame(HELLO, 8, b"\0\1")) == Frame(ACK, 8, bytes(8))
+            assert peer.ask(wire.hello(8, 1)) == Frame(ACK, 8, bytes(8))
         assert peer.ask(wire.auth(9, b"alice-key")) == Frame(ACK, 9, bytes(8))
 
 
 def test_internal_topics_are_closed(broker: Broker) -> None:
-    with Wire(broker.address).greet(b"alice-key") as peer:
+    with Client(broker.address).login(b"alice-key") as peer:
         for name in (b"__topics", b"__credentials", b"__subscriptions"):
             assert peer.ask(wire.subscribe(1, name)).kind == NACK
             assert peer.ask(wire.publish(1, name, b"x")).kind == NACK
@@ -181,19 +192,19 @@ def test_internal_topics_are_closed(broker: Broker) -> None:
 
 def test_the_frames_of_the_document_through_a_socket(broker: Broker) -> None:
     hexes = {vector["name"]: bytes.fromhex(vector["hex"]) for vector in json.loads(VECTORS.read_text())}
-    with Wire(broker.address) as peer:
+    with Client(broker.address) as peer:
         assert peer.ask(hexes["hello"]) == Frame(ACK, 1, bytes(8))
         assert peer.ask(hexes["auth"]) == Frame(ACK, 2, bytes(8))
         subscription = peer.ask(hexes["subscribe"])
         assert (subscription.kind, subscription.id) == (ACK, 3)
-        reply = wire.number(ACK, 3, subscription.number)
+        reply = wire.ack(3, subscription.number)
         assert len(reply) == len(hexes["ack"]) and reply[:13] == hexes["ack"][:13]
         peer.send(hexes["publish"])
         assert peer.barrier() == []
-        found = peer.ask(wire.number(POLL, 6, subscription.number))
-        assert wire.delivery(found)[1:] == ("demo", b"hi")
+        found = peer.ask(wire.poll(6, subscription.number))
+        assert found.delivery[1:] == ("demo", b"hi")
         assert found.payload == hexes["publish"][13:]
-        peer.send(wire.number(ACK, found.id, subscription.number))
+        peer.send(wire.ack(found.id, subscription.number))
         assert peer.barrier() == []
 
 
@@ -202,8 +213,8 @@ def test_the_frames_of_the_document_through_a_socket(broker: Broker) -> None:
 
 def test_clients_that_do_not_authenticate_are_closed(broker: Broker) -> None:
     """Silent, greeting only, and stuck in a length: all at once, because each takes five seconds."""
-    peers = [Wire(broker.address) for _ in range(3)]
-    for peer, greeting in zip(peers, (b"", wire.frame(HELLO, 1, b"\0\1"), b"\0\0"), strict=True):
+    peers = [Client(broker.address) for _ in range(3)]
+    for peer, greeting in zip(peers, (b"", wire.hello(1, 1), b"\0\0"), strict=True):
         peer.send(greeting)
     for peer in peers:
         with peer, pytest.raises(Closed):
@@ -212,7 +223,7 @@ def test_clients_that_do_not_authenticate_are_closed(broker: Broker) -> None:
     broker.await_said("no authentication within 5 seconds", 3)
 
 
-def flood(broker: Broker, publisher: Wire, data: bytes) -> int:
+def flood(broker: Broker, publisher: Client, data: bytes) -> int:
     """Send FLOOD_BYTES: the most memory the broker had above what it had before."""
     before = most = broker.resident_bytes()
     for _ in range(FLOOD_BYTES // len(data)):
@@ -225,8 +236,8 @@ def flood(broker: Broker, publisher: Wire, data: bytes) -> int:
 def test_consumers_that_never_read_cost_little_and_are_cut(broker: Broker) -> None:
     """One of a memory topic, one of a durable one."""
     cuts = broker.said().count("read nothing for 10 seconds")
-    consumers = [Wire(broker.address, receive_buffer=4096).greet(b"alice-key", version=2) for _ in range(2)]
-    with Wire(broker.address).greet(b"bob-key") as publisher:
+    consumers = [Client(broker.address, receive_buffer=4096).login(b"alice-key", version=2) for _ in range(2)]
+    with Client(broker.address).login(b"bob-key") as publisher:
         for qos, consumer in enumerate(consumers):
             topic = b"never-read-%d" % qos
             assert consumer.ask(wire.subscribe(1, topic, qos)).kind == ACK
@@ -241,8 +252,8 @@ def test_consumers_that_never_read_cost_little_and_are_cut(broker: Broker) -> No
 def test_a_client_that_asks_and_never_reads_the_answers_costs_little(broker: Broker) -> None:
     """It sends what must be answered, at full speed, and reads nothing: it is not read from either."""
     before = most = broker.resident_bytes()
-    with Wire(broker.address, receive_buffer=4096).greet(b"mallory-key") as peer:
-        questions = wire.number(ACK, 1, 12345) * 4096  # each is answered by a NACK of 50 bytes
+    with Client(broker.address, receive_buffer=4096).login(b"mallory-key") as peer:
+        questions = wire.ack(1, 12345) * 4096  # each is answered by a NACK of 50 bytes
         peer.socket.settimeout(2)
         until = time.monotonic() + 6
         try:
@@ -261,57 +272,57 @@ def test_a_client_that_asks_and_never_reads_the_answers_costs_little(broker: Bro
 def test_nobody_reads_or_settles_for_another_key(broker: Broker) -> None:
     chance = random.Random(1)
     count = 20
-    with Wire(broker.address).greet(b"alice-key") as alice, Wire(broker.address).greet(b"mallory-key") as mallory:
+    with Client(broker.address).login(b"alice-key") as alice, Client(broker.address).login(b"mallory-key") as mallory:
         subscription = alice.ask(wire.subscribe(1, b"secrets")).number
         for number in range(count):
             alice.send(wire.publish(number, b"secrets", b"secret %d" % number))
         alice.barrier()
-        alice.send(wire.number(POLL, 1, subscription))
+        alice.send(wire.poll(1, subscription))
         in_flight = alice.read()
         ids = [subscription, *range(1, 2000), *(chance.getrandbits(64) for _ in range(GUESSES // 2))]
-        polls = [wire.number(POLL, number, id) for number, id in enumerate(ids) if id]
+        polls = [wire.poll(number, id) for number, id in enumerate(ids) if id]
         mallory.send(b"".join(polls))
         assert mallory.barrier() == [], "a POLL of another's subscription is silent"
         guesses = [(id, tag) for id in (subscription, *range(1, 200)) for tag in range(count + 2)]
         guesses += [(chance.getrandbits(64) or 1, chance.getrandbits(64)) for _ in range(GUESSES // 2)]
-        mallory.send(b"".join(wire.number(ACK, tag, id) for id, tag in guesses if id))
+        mallory.send(b"".join(wire.ack(tag, id) for id, tag in guesses if id))
         answers = mallory.barrier()
         assert len(answers) == len(guesses)
         assert {answer.refusal for answer in answers} == {(404, "unknown subscription or delivery tag")}
-        alice.send(wire.number(ACK, in_flight.id, subscription))
+        alice.send(wire.ack(in_flight.id, subscription))
         assert alice.barrier() == [], "what mallory tried to settle was still hers to settle"
-        got = [wire.delivery(in_flight)[2]]
+        got = [in_flight.delivery[2]]
         for _ in range(count - 1):
-            found = alice.ask(wire.number(POLL, 1, subscription))
-            got.append(wire.delivery(found)[2])
-            alice.send(wire.number(ACK, found.id, subscription))
+            found = alice.ask(wire.poll(1, subscription))
+            got.append(found.delivery[2])
+            alice.send(wire.ack(found.id, subscription))
         assert got == [b"secret %d" % number for number in range(count)]
         assert alice.barrier() == []
 
 
 def test_the_same_key_resumes_its_subscription_on_another_connection(broker: Broker) -> None:
-    with Wire(broker.address).greet(b"alice-key") as first:
+    with Client(broker.address).login(b"alice-key") as first:
         subscription = first.ask(wire.subscribe(1, b"resumed")).number
         first.send(wire.publish(1, b"resumed", b"kept"))
         first.barrier()
-    with Wire(broker.address).greet(b"alice-key") as second:
-        found = second.ask(wire.number(POLL, 1, subscription))
-        assert wire.delivery(found)[1:] == ("resumed", b"kept")
-        second.send(wire.number(ACK, found.id, subscription))
+    with Client(broker.address).login(b"alice-key") as second:
+        found = second.ask(wire.poll(1, subscription))
+        assert found.delivery[1:] == ("resumed", b"kept")
+        second.send(wire.ack(found.id, subscription))
         assert second.barrier() == []
 
 
 def test_an_acknowledgement_counts_once(broker: Broker) -> None:
-    with Wire(broker.address).greet(b"alice-key") as peer:
+    with Client(broker.address).login(b"alice-key") as peer:
         subscription = peer.ask(wire.subscribe(1, b"once")).number
         peer.send(wire.publish(1, b"once", b"x"))
         peer.barrier()
-        found = peer.ask(wire.number(POLL, 1, subscription))
-        peer.send(wire.number(ACK, found.id, subscription))
+        found = peer.ask(wire.poll(1, subscription))
+        peer.send(wire.ack(found.id, subscription))
         assert peer.barrier() == []
-        again = peer.ask(wire.number(ACK, found.id, subscription))
+        again = peer.ask(wire.ack(found.id, subscription))
         assert again.refusal == (404, "unknown subscription or delivery tag")
-        peer.send(wire.number(POLL, 1, subscription))
+        peer.send(wire.poll(1, subscription))
         with pytest.raises(Hang):
             pytest.fail(f"settled and yet delivered: {peer.read(0.5)}")
 
@@ -320,15 +331,15 @@ def test_an_acknowledgement_counts_once(broker: Broker) -> None:
 
 
 def test_a_flood_of_subscriptions_meets_its_limit(broker: Broker) -> None:
-    with Wire(broker.address).greet(b"mallory-key") as peer:
+    with Client(broker.address).login(b"mallory-key") as peer:
         peer.send(b"".join(wire.subscribe(number, b"flooded") for number in range(1100)))
         kinds = [peer.read().kind for _ in range(1100)]
         assert kinds == [ACK] * 1000 + [NACK] * 100
 
 
 def test_guessing_keys_ends_the_connection(broker: Broker) -> None:
-    with Wire(broker.address) as peer:
-        assert peer.ask(wire.frame(HELLO, 1, b"\0\1")).kind == ACK
+    with Client(broker.address) as peer:
+        assert peer.ask(wire.hello(1, 1)).kind == ACK
         with pytest.raises(Closed):
             for number in range(1000):
                 assert peer.ask(wire.auth(number, b"guess-%d" % number)).refusal[0] == 401
@@ -338,9 +349,9 @@ def test_guessing_keys_ends_the_connection(broker: Broker) -> None:
 def test_random_bytes_never_hurt(broker: Broker) -> None:
     chance = random.Random(5)
     for _ in range(200):
-        with Wire(broker.address) as peer:
+        with Client(broker.address) as peer:
             if chance.random() < 0.5:
-                peer.greet(b"mallory-key")
+                peer.login(b"mallory-key")
             kind, size = chance.randrange(12), chance.randrange(64)
             noise = wire.frame(kind, chance.getrandbits(64), chance.randbytes(size)) + chance.randbytes(
                 chance.randrange(200)

@@ -1,11 +1,10 @@
 """Hostile and broken Fast peers, over real sockets, against one running broker that must serve others on.
 
-Peers here share no code with the broker: packets are packed by hand, tokens are PyJWT's. Each test ends with the broker
+Peers here share no code with the broker: packets are those of tests/wire, tokens are PyJWT's. Each test ends with the broker
 alive: the fixture asks it. Forged tokens are tests/broker/test_tokens.py's; here is what a connection can do.
 """
 
 import json
-import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -15,23 +14,30 @@ import jwt as pyjwt
 import pytest
 
 from tests.abuse.process import Broker, config
+from tests.wire import fast
+from tests.wire.fast import (
+    CREATE,
+    ERROR,
+    EXTEND,
+    KEY_UPDATE,
+    MESSAGE,
+    OK,
+    PUBLISH,
+    SUBSCRIBE,
+    Answer,
+    Closed,
+    Hang,
+    KeyUpdate,
+    Message,
+    create,
+    topic_id,
+)
 
 SECRET = "the master secret of this very test run"
 NEXT_SECRET = "the one that comes after it, as long as it"
 MIB = 1024 * 1024
-ANSWER_S = 10.0
 SILENCE_S = 0.3
-CREATE, SUBSCRIBE, PUBLISH, MESSAGE, UNSUBSCRIBE, KEY_UPDATE, ROTATE, EXTEND, OK, ERROR = (
-    1, 2, 3, 4, 5, 6, 7, 0x70, 0x7E, 0x7F,
-)  # fmt: skip
 COLLISIONS = Path(__file__).parent.parent / "vectors" / "fast" / "collisions.json"
-
-
-def fnv(name: bytes) -> int:
-    number = 0x811C9DC5
-    for byte in name:
-        number = (number ^ byte) * 0x01000193 % 2**32
-    return number
 
 
 def token(
@@ -41,120 +47,48 @@ def token(
     return pyjwt.encode(claims, secret, "HS256").encode()
 
 
-def packet(kind: int, jwt: bytes, rest: bytes) -> bytes:
-    return bytes((kind, len(jwt))) + jwt + rest
-
-
-def create(jwt: bytes, name: bytes, flags: int = 0) -> bytes:
-    return packet(CREATE, jwt, bytes((len(name),)) + name + bytes((flags,)))
-
-
 def subscribe(jwt: bytes, name: bytes) -> bytes:
-    return packet(SUBSCRIBE, jwt, struct.pack(">I", fnv(name)))
+    return fast.subscribe(jwt, topic_id(name))
 
 
 def publish(jwt: bytes, name: bytes, value: bytes) -> bytes:
-    return packet(PUBLISH, jwt, struct.pack(">II", fnv(name), len(value)) + value)
+    return fast.publish(jwt, topic_id(name), value)
 
 
 def rotate(jwt: bytes, name: bytes, key: bytes) -> bytes:
-    return packet(ROTATE, jwt, struct.pack(">IB", fnv(name), len(key)) + key)
+    return fast.rotate_key(jwt, topic_id(name), key)
 
 
-class Closed(Exception):
-    """The broker closed the connection."""
-
-
-class Peer:
-    """A socket and a reader that knows every packet of the server."""
+class Peer(fast.Client):
+    """A client that may hear messages between answers."""
 
     def __init__(self, broker: Broker, *, extended: bool = True) -> None:
-        host, _, port = broker.listeners["fast"].rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=ANSWER_S)
-        self._have = b""
-        try:
-            assert not extended or self.ask(bytes((EXTEND, 1))) == (EXTEND, 0, 0)
-        except Closed:
-            self.socket.close()
-            raise
+        super().__init__(broker.listeners["fast"], extended)
 
-    def __enter__(self) -> "Peer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, data: bytes) -> "Peer":
-        try:
-            self.socket.sendall(data)
-        except (ConnectionError, BrokenPipeError) as error:
-            raise Closed from error
-        return self
-
-    def _take(self, size: int) -> bytes:
-        while len(self._have) < size:
-            try:
-                data = self.socket.recv(1 << 16)
-            except ConnectionError as error:
-                raise Closed from error
-            if not data:
-                raise Closed
-            self._have += data
-        taken, self._have = self._have[:size], self._have[size:]
-        return taken
-
-    def read(self) -> tuple[int, int, bytes | tuple[int, int]]:
-        """(type, topic, payload or key) or (type, topic, (request, code))."""
-        kind = self._take(1)[0]
-        if kind == MESSAGE:
-            topic, size = struct.unpack(">II", self._take(8))
-            return kind, topic, self._take(size)
-        if kind == KEY_UPDATE:
-            topic, size = struct.unpack(">IB", self._take(5))
-            return kind, topic, self._take(size)
-        assert kind in (OK, ERROR), f"packet of type {kind:#x}"
-        request, topic, code, size = struct.unpack(">BIHB", self._take(8))
-        self._take(size)
-        return kind, topic, (request, code)
-
-    def ask(self, data: bytes) -> tuple[int, int, int]:
+    def answer(self, data: bytes) -> tuple[int, int, int]:
         """(request, topic, code) of the next OK or ERROR."""
         self.send(data)
-        while True:
-            kind, topic, rest = self.read()
-            if kind in (OK, ERROR):
-                assert isinstance(rest, tuple)
-                return rest[0], topic, rest[1]
+        while not isinstance(found := self.read(), Answer):
+            pass
+        return found[:3]
 
     def code(self, data: bytes) -> int:
-        return self.ask(data)[2]
+        return self.answer(data)[2]
 
     def message(self) -> bytes:
-        kind, _, value = self.read()
-        assert kind == MESSAGE, f"packet of type {kind:#x}"
-        assert isinstance(value, bytes)
-        return value
+        found = self.read()
+        assert isinstance(found, Message), found
+        return found.payload
 
     def silent(self) -> bool:
         """Nothing comes: neither a packet nor the end."""
-        self.socket.settimeout(SILENCE_S)
         try:
-            data = self.socket.recv(1)
-        except TimeoutError:
+            self.fill(SILENCE_S)
+        except Hang:
             return True
-        finally:
-            self.socket.settimeout(ANSWER_S)
-        self._have += data
+        except Closed:
+            return False
         return False
-
-    def ends(self) -> bool:
-        """The broker closes it, whatever it sent before."""
-        try:
-            while self.socket.recv(1 << 16):
-                pass
-        except ConnectionError:
-            pass
-        return True
 
 
 def settings(
@@ -193,15 +127,15 @@ def test_a_payload_length_that_is_a_lie_closes_before_it_costs_anything(broker: 
     with Peer(broker) as peer:
         if known:
             assert peer.code(create(token(), b"lies")) == 0
-        peer.send(packet(PUBLISH, token(), struct.pack(">II", fnv(b"lies"), size)))
-        assert peer.ends()
+        peer.send(fast.frame(PUBLISH, token(), struct.pack(">II", topic_id(b"lies"), size)))
+        assert peer.closed()
     assert broker.resident_bytes() - before < 8 * MIB
 
 
 def test_a_stranger_cannot_announce_a_large_payload_at_all(broker: Broker) -> None:
     with Peer(broker) as peer:
-        peer.send(packet(PUBLISH, b"no token at all", struct.pack(">II", 1, 16 * 1024 + 1)))
-        assert peer.ends()
+        peer.send(fast.frame(PUBLISH, b"no token at all", struct.pack(">II", 1, 16 * 1024 + 1)))
+        assert peer.closed()
 
 
 @pytest.mark.parametrize("kind", [0, MESSAGE, KEY_UPDATE, 8, 0x6F, 0x71, OK, ERROR, 0xFF])
@@ -211,27 +145,22 @@ def test_packets_that_are_the_servers_or_nobodys_close(broker: Broker, kind: int
         if known:
             assert peer.code(create(token(), b"types")) == 0
         peer.send(bytes((kind,)) + bytes(20))
-        assert peer.ends()
+        assert peer.closed()
 
 
 def test_the_largest_payload_is_taken_and_comes_back(broker: Broker) -> None:
     value = bytes(range(256)) * (16 * MIB // 256)
     with Peer(broker) as peer:
         peer.send(create(token(), b"large") + subscribe(token(), b"large") + publish(token(), b"large", value))
-        assert [peer.read()[0] for _ in range(2)] == [OK, OK]
-        got = []
-        for _ in range(2):
-            kind, _, rest = peer.read()
-            got.append(kind)
-            if kind == MESSAGE:
-                assert rest == value
-        assert sorted(got) == [MESSAGE, OK]
+        number = topic_id(b"large")
+        assert [peer.read()[:3] for _ in range(2)] == [(kind, number, 0) for kind in (CREATE, SUBSCRIBE)]
+        got = [peer.read() for _ in range(2)]
+        assert Message(number, value) in got and Answer(PUBLISH, number, 0, "") in got
 
 
 def test_one_byte_at_a_time_and_a_thousand_at_once_are_the_same(broker: Broker) -> None:
     jwt = token()
     with Peer(broker, extended=False) as peer:
-        peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in create(jwt, b"split") + subscribe(jwt, b"split") + publish(jwt, b"split", b"slow"):
             peer.send(bytes((byte,)))
         assert peer.message() == b"slow"
@@ -241,7 +170,7 @@ def test_one_byte_at_a_time_and_a_thousand_at_once_are_the_same(broker: Broker) 
 
 def test_a_version_that_is_not_spoken_is_refused_and_strict_goes_on(broker: Broker) -> None:
     with Peer(broker, extended=False) as peer:
-        assert peer.ask(bytes((EXTEND, 3))) == (EXTEND, 0, 426)
+        assert peer.answer(fast.extend(3)) == (EXTEND, 0, 426)
         peer.send(subscribe(token(), b"not there"))
         assert peer.silent(), "still strict"
 
@@ -270,9 +199,9 @@ def test_strange_names_are_names_and_never_paths(broker: Broker) -> None:
     strange = [b"..", b"../../etc/passwd", b"a/b\\c", "caf\u00e9".encode(), "cafe\u0301".encode(), b"n" * 255]
     with Peer(broker) as peer:
         for name in strange:
-            assert peer.code(create(token(key=f"k{fnv(name)}"[:12]), name, 1)) == 0
+            assert peer.code(create(token(key=f"k{topic_id(name)}"[:12]), name, 1)) == 0
         composed, decomposed = strange[3], strange[4]
-        assert peer.code(publish(token(key=f"k{fnv(composed)}"[:12]), decomposed, b"x")) == 419, "no normalisation"
+        assert peer.code(publish(token(key=f"k{topic_id(composed)}"[:12]), decomposed, b"x")) == 419, "no normalisation"
     files = {path.name for path in broker.data.rglob("*")}
     assert not any("passwd" in name or "nnnn" in name for name in files)
 
@@ -310,7 +239,7 @@ def test_publishes_before_any_valid_token_do_nothing(broker: Broker) -> None:
                 + publish(token(key="guess"), b"pipe", b"guess")
                 + publish(ann, b"pipe", b"fine")
             )
-            assert [peer.read()[2] for _ in range(3)] == [(PUBLISH, 401), (PUBLISH, 419), (PUBLISH, 0)]
+            assert [peer.read()[:3] for _ in range(3)] == [(PUBLISH, topic_id(b"pipe"), code) for code in (401, 419, 0)]
         assert owner.message() == b"fine"
         assert owner.silent()
 
@@ -323,8 +252,7 @@ def test_a_token_that_expires_ends_its_deliveries_within_seconds(broker: Broker)
         assert lasting.code(subscribe(ann, b"expiring")) == 0
         assert owner.code(publish(ann, b"expiring", b"before")) == 0
         assert reader.message() == lasting.message() == b"before"
-        kind, topic, rest = reader.read()
-        assert (kind, topic, rest) == (ERROR, fnv(b"expiring"), (SUBSCRIBE, 410)), "told when it is over"
+        assert reader.read()[:3] == (SUBSCRIBE, topic_id(b"expiring"), 410), "told when it is over"
         assert owner.code(publish(ann, b"expiring", b"after")) == 0
         assert lasting.message() == b"after"
         assert reader.silent()
@@ -339,9 +267,9 @@ def test_a_rotated_key_evicts_and_survives_a_restart(tmp_path: Path) -> None:
             assert owner.code(create(old, b"rot", 1)) == 0
             assert stale.code(subscribe(old, b"rot")) == 0
             assert owner.code(rotate(old, b"rot", b"new")) == 0
-            assert stale.read() == (KEY_UPDATE, fnv(b"rot"), b"new")
+            assert stale.read() == KeyUpdate(topic_id(b"rot"), b"new")
             assert owner.code(publish(old, b"rot", b"x")) == 419
-            assert stale.read()[2] == (SUBSCRIBE, 410)
+            assert stale.read()[:3] == (SUBSCRIBE, topic_id(b"rot"), 410)
             assert owner.code(publish(new, b"rot", b"kept")) == 0
             assert stale.silent()
         broker.process.kill()
@@ -369,7 +297,7 @@ def test_a_secret_is_replaced_with_an_overlap_and_its_end_evicts(tmp_path: Path)
             assert [before.message(), before.message()] == [b"1", b"2"]
             broker.reload(settings((NEXT_SECRET,)))
             broker.await_said("reloaded", 2)
-            assert before.read()[2] == (SUBSCRIBE, 410)
+            assert before.read()[:3] == (SUBSCRIBE, topic_id(b"turn"), 410)
             assert after.code(publish(old, b"turn", b"x")) == 401
             assert after.code(publish(new, b"turn", b"3")) == 0
             assert before.silent()
@@ -401,7 +329,7 @@ def test_neither_tokens_nor_keys_are_said_or_kept(tmp_path: Path) -> None:
             assert peer.code(publish(jwt[:-3] + b"AAA", b"quiet", b"x")) == 401
             assert peer.code(rotate(jwt, b"quiet", b"the-rotated-secret-key")) == 0
             peer.send(b"\xff")
-            assert peer.ends()
+            assert peer.closed()
         broker.await_said("connection_closed")
         said = broker.said()
         kept = [path for path in broker.data.rglob("*") if path.is_file()]
@@ -417,7 +345,7 @@ def test_strangers_are_closed_in_time_however_busy_they_look(broker: Broker) -> 
     slow: list[Callable[[Peer], object]] = [
         lambda peer: None,
         lambda peer: peer.send(b"\x03"),
-        lambda peer: peer.send(bytes((EXTEND, 1))),
+        lambda peer: peer.send(fast.extend()),
         lambda peer: peer.send(publish(token(secret="not the secret, but as long as it is"), b"x", b"y")),
     ]
     peers = [Peer(broker, extended=False) for _ in slow]
@@ -428,9 +356,9 @@ def test_strangers_are_closed_in_time_however_busy_they_look(broker: Broker) -> 
             if peer not in over:
                 try:
                     act(peer)
-                    if not peer.silent() and not peer.socket.recv(1):
+                    if peer.closed(SILENCE_S):
                         over.add(peer)
-                except (Closed, ConnectionError):
+                except Closed:
                     over.add(peer)
     for peer in peers:
         peer.socket.close()
@@ -446,7 +374,7 @@ def test_guessing_ends_the_connection_and_then_the_address(tmp_path: Path) -> No
                     with Peer(broker) as peer:
                         for number in range(10):
                             assert peer.code(subscribe(token("eve", f"guess{number}"), b"guarded")) == 419
-                        assert peer.ends()
+                        assert peer.closed()
                 except Closed:
                     break
             else:
@@ -468,7 +396,7 @@ def test_consumers_that_never_read_cost_little_and_are_cut(broker: Broker) -> No
         for _ in range(60):
             owner.send(one * 16)
             for _ in range(16):
-                assert owner.read()[2] == (PUBLISH, 0)
+                assert owner.read()[:3] == (PUBLISH, topic_id(b"flood"), 0)
         assert broker.resident_bytes() - before < 128 * MIB
         broker.await_said("the peer has read nothing for 10 seconds", 10)
     for peer in deaf:

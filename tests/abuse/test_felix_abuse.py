@@ -1,5 +1,7 @@
 """Hostile and broken Felix clients over real QUIC: what is inside the streams. Each test ends with the broker serving others.
-Clients are aioquic's with frames packed by hand (felix_wire.py), tokens PyJWT's. Abuse of QUIC: test_felix_quic_abuse.py."""
+
+Clients are aioquic's with frames packed by hand (tests/wire), tokens PyJWT's. Abuse of QUIC: test_felix_quic_abuse.py.
+"""
 
 import base64
 import json
@@ -12,23 +14,9 @@ from typing import Any
 import jwt as pyjwt
 import pytest
 
-from tests.abuse.felix_wire import (
-    ACKED,
-    ALL_FLAGS,
-    BATCH,
-    ZSTD,
-    Client,
-    Closed,
-    auth,
-    b64,
-    batch,
-    frame,
-    names,
-    probe,
-    text,
-    values,
-)
+from tests.abuse.felix_clients import Client, probe
 from tests.abuse.process import Broker, config
+from tests.wire.felix import ACKED, ALL_FLAGS, BATCH, ZSTD, Closed, auth, b64, batch, frame, message, names, values
 
 MIB = 1024 * 1024
 SECRET = "the master secret of this very test run"
@@ -132,7 +120,9 @@ def test_the_largest_frame_is_taken(dev: Broker) -> None:
         stream = client.login()
         client.send(stream, batch(("t1", "n", "large"), *[large] * 15, request=1))
         assert client.acked(stream) == (0, 1, "")
-        said = client.ask(stream, text("subscribe", **SCOPE | {"stream": "large"}, subscription_id=1, start="earliest"))
+        said = client.ask(
+            stream, message("subscribe", **SCOPE | {"stream": "large"}, subscription_id=1, start="earliest")
+        )
         assert said["type"] == "subscribed"
         found = client.event_stream()
         assert client.read(found)["type"] == "event_stream_hello"
@@ -143,7 +133,7 @@ def test_frames_split_at_every_byte_and_byte_by_byte_say_the_same(dev: Broker) -
     whole = (
         auth(flags=ALL_FLAGS & ~ZSTD)
         + batch(("t1", "n", "split"), b"one", request=1)
-        + text("publish", **SCOPE | {"stream": "split"}, payload=b64(b"two"), request_id=2, ack="per_message")
+        + message("publish", **SCOPE | {"stream": "split"}, payload=b64(b"two"), request_id=2, ack="per_message")
     )
     with Client(dev) as client:
         streams = []
@@ -187,13 +177,13 @@ def test_a_published_client_hears_of_every_flag_that_is_not_known(dev: Broker) -
 def test_a_document_client_may_set_flags_that_nobody_knows(dev: Broker) -> None:
     ask = {"type": "publish", **SCOPE, "stream": "doc-flags", "payload": b64(b"x"), "ack": "per_message"}
     with Client(dev) as client:
-        stream = client.open(text("publish", **SCOPE, payload="", request_id="first", ack="per_message"))
+        stream = client.open(message("publish", **SCOPE, payload="", request_id="first", ack="per_message"))
         assert client.read(stream) == {"type": "ok", "request_id": "first"}
         for bit in (3, *range(5, 16)):
             payload = json.dumps({**ask, "request_id": f"bit {bit}"}).encode()
             assert client.ask(stream, frame(payload, 1 << bit)) == {"type": "ok", "request_id": f"bit {bit}"}
         with Client(dev) as reader:
-            control = reader.open(text("subscribe", **SCOPE | {"stream": "doc-flags"}))
+            control = reader.open(message("subscribe", **SCOPE | {"stream": "doc-flags"}))
             assert reader.read(control) == {"type": "ok"}
             events = reader.event_stream()
             assert reader.read(events)["type"] == "event_stream_hello"
@@ -327,19 +317,19 @@ def test_a_wrong_type_in_any_field_is_an_error_and_nothing_else(dev: Broker, typ
     good = good | ({"key": type} if "key" in good else {})  # the other types have put theirs on this broker
     with Client(dev) as client:
         stream = client.login()
-        made = client.ask(stream, text("subscribe", **SCOPE | {"stream": "mine"}, subscription_id=5))
+        made = client.ask(stream, message("subscribe", **SCOPE | {"stream": "mine"}, subscription_id=5))
         assert made["type"] == "subscribed"
         for name, bad in wrong.items():
             for value in bad:
-                said = client.ask(stream, text(type, **{**good, name: value}))
+                said = client.ask(stream, message(type, **{**good, name: value}))
                 assert error_of(said), (name, value)
             if name in good and name not in ("request_id", "ack", "start", "ttl_ms", "if_version", "subscription_id"):
                 left = {key: value for key, value in good.items() if key != name}
-                assert error_of(client.ask(stream, text(type, **left))), name
+                assert error_of(client.ask(stream, message(type, **left))), name
         other = client.login()
         if type in ("subscribe", "cache_watch"):
             good = {**good, "subscription_id": 77}
-        said = client.ask(other, text(type, **good))
+        said = client.ask(other, message(type, **good))
         assert said["type"] not in ("error", "publish_error"), f"the control, with nothing wrong: {said}"
         alive(client, stream)
 
@@ -353,7 +343,7 @@ def test_a_wrong_auth_ends_its_stream_only(shut: Broker, bad: dict[str, Any]) ->
     with Client(shut) as client:
         good = client.login()
         fields = {"tenant_id": "t1", "token": "alice-key", "client_flags": 255, "quintet": 1, **bad}
-        stream = client.open(text("auth", **fields))
+        stream = client.open(message("auth", **fields))
         assert error_of(client.read(stream))
         client.wait(lambda: stream in client.fin)
         alive(client, good)
@@ -406,7 +396,7 @@ def test_a_text_that_is_no_message_is_an_error_on_its_stream(dev: Broker, publis
     """Each on a stream that goes on, while another stream and another connection notice nothing."""
     with Client(dev) as client, Client(dev) as elsewhere:
         far, near = elsewhere.login(), client.login()
-        stream = client.login() if published else client.open(text("cache_get", key="k"))
+        stream = client.login() if published else client.open(message("cache_get", key="k"))
         if not published:
             assert client.read(stream)["type"] == "cache_value"
         for name, payload in TEXTS.items():
@@ -434,14 +424,14 @@ def test_base64_has_one_form(dev: Broker) -> None:
     with Client(dev) as client:
         stream = client.login()
         for trick in tricks:
-            message = text("publish", **SCOPE, payload=trick, request_id=1, ack="per_message")
-            assert error_of(client.ask(stream, message)), trick
-            message = text("publish_batch", **SCOPE, payloads=["QQ==", trick], request_id=1, ack="per_batch")
-            assert error_of(client.ask(stream, message)), trick
-            message = text("cache_put", **CACHE, key="k64", value=trick, request_id=1, ttl_ms=None)
-            assert error_of(client.ask(stream, message)), trick
-        assert client.ask(stream, text("cache_get", **CACHE, key="k64", request_id=1))["value"] is None
-        fine = text("publish", **SCOPE, payload="QQ==", request_id=1, ack="per_message")
+            asked = message("publish", **SCOPE, payload=trick, request_id=1, ack="per_message")
+            assert error_of(client.ask(stream, asked)), trick
+            asked = message("publish_batch", **SCOPE, payloads=["QQ==", trick], request_id=1, ack="per_batch")
+            assert error_of(client.ask(stream, asked)), trick
+            asked = message("cache_put", **CACHE, key="k64", value=trick, request_id=1, ttl_ms=None)
+            assert error_of(client.ask(stream, asked)), trick
+        assert client.ask(stream, message("cache_get", **CACHE, key="k64", request_id=1))["value"] is None
+        fine = message("publish", **SCOPE, payload="QQ==", request_id=1, ack="per_message")
         assert client.ask(stream, fine)["type"] == "publish_ok"
 
 
@@ -459,21 +449,21 @@ def asking(scope: tuple[str, str, str]) -> dict[str, bytes]:
     stream = dict(zip(("tenant_id", "namespace", "stream"), scope, strict=True))
     cache = dict(zip(("tenant_id", "namespace", "cache"), scope, strict=True))
     return {
-        "publish": text("publish", **stream, payload="QQ==", request_id=1, ack="per_message"),
-        "publish unasked": text("publish", **stream, payload="QQ=="),
-        "publish_batch": text("publish_batch", **stream, payloads=["QQ=="], request_id=1, ack="per_batch"),
-        "empty batch": text("publish_batch", **stream, payloads=[], request_id=1, ack="per_batch"),
+        "publish": message("publish", **stream, payload="QQ==", request_id=1, ack="per_message"),
+        "publish unasked": message("publish", **stream, payload="QQ=="),
+        "publish_batch": message("publish_batch", **stream, payloads=["QQ=="], request_id=1, ack="per_batch"),
+        "empty batch": message("publish_batch", **stream, payloads=[], request_id=1, ack="per_batch"),
         "batch": batch(scope, b"x", request=1),
         "batch unasked": batch(scope, b"x"),
-        "subscribe": text("subscribe", **stream),
-        "durable": text("subscribe", **stream, durable="d"),
-        "group": text("subscribe", **stream, group="g"),
-        "cache_put": text("cache_put", **cache, key="k", value="QQ==", request_id=1, ttl_ms=None),
-        "cache_get": text("cache_get", **cache, key="k", request_id=1),
-        "cache_delete": text("cache_delete", **cache, key="k", request_id=1),
-        "cache_incr": text("cache_incr", **cache, key="k", delta=1, request_id=1),
-        "cache_get_many": text("cache_get_many", **cache, keys=["k"], request_id=1),
-        "cache_watch": text("cache_watch", **cache),
+        "subscribe": message("subscribe", **stream),
+        "durable": message("subscribe", **stream, durable="d"),
+        "group": message("subscribe", **stream, group="g"),
+        "cache_put": message("cache_put", **cache, key="k", value="QQ==", request_id=1, ttl_ms=None),
+        "cache_get": message("cache_get", **cache, key="k", request_id=1),
+        "cache_delete": message("cache_delete", **cache, key="k", request_id=1),
+        "cache_incr": message("cache_incr", **cache, key="k", delta=1, request_id=1),
+        "cache_get_many": message("cache_get_many", **cache, keys=["k"], request_id=1),
+        "cache_watch": message("cache_watch", **cache),
     }
 
 
@@ -492,9 +482,9 @@ def test_names_that_cannot_be_are_refused_in_every_message(dev: Broker, where: i
         for part in BAD_PARTS:
             scope = ["t1", "n", "s"]
             scope[where] = part
-            for name, message in asking((scope[0], scope[1], scope[2])).items():
+            for name, asked in asking((scope[0], scope[1], scope[2])).items():
                 stream = client.login()
-                client.send(stream, message)
+                client.send(stream, asked)
                 if name in UNANSWERED:
                     alive(client, stream)
                 else:
@@ -509,7 +499,9 @@ def test_strange_names_are_names_and_never_paths_or_patterns(dev: Broker) -> Non
         for number, part in enumerate(ODD_PARTS):
             client.send(stream, batch((part, part, part), b"%d" % number, request=number))
             assert client.acked(stream) == (0, number, "")
-            said = client.ask(stream, text("subscribe", tenant_id=part, namespace=part, stream=part, start="earliest"))
+            said = client.ask(
+                stream, message("subscribe", tenant_id=part, namespace=part, stream=part, start="earliest")
+            )
             assert said["type"] == "subscribed"
             client.wait(lambda: len([one for one in client.data if one & 3 == 3]) > number)  # noqa: B023
             events = client.event_stream()
@@ -531,9 +523,9 @@ def test_a_tenants_token_reaches_no_other_tenant(shut: Broker, whose: str) -> No
     """In any message; the control is the same message about its own."""
     mine = token("t1")
     with Client(shut) as client:
-        for name, message in asking(FOREIGN[whose]).items():
+        for name, asked in asking(FOREIGN[whose]).items():
             stream = client.login(mine)
-            client.send(stream, message)
+            client.send(stream, asked)
             if name in UNANSWERED:
                 alive(client, stream)
                 continue
@@ -541,9 +533,9 @@ def test_a_tenants_token_reaches_no_other_tenant(shut: Broker, whose: str) -> No
             if whose not in UNNAMEABLE:
                 assert said == "tenant mismatch", name
                 client.wait(lambda: stream in client.fin)  # noqa: B023
-        for name, message in asking(("t1", "n", "s")).items():
+        for name, asked in asking(("t1", "n", "s")).items():
             stream = client.login(mine)
-            client.send(stream, message + text("cache_get", **CACHE, key="own", request_id=2))
+            client.send(stream, asked + message("cache_get", **CACHE, key="own", request_id=2))
             flags, payload = client.take(stream)
             assert b"error" not in payload and b"mismatch" not in payload, (name, flags, payload)
         stream = client.open(auth(mine, "t2"))
@@ -570,7 +562,7 @@ def test_permissions_are_matched_to_the_end_and_names_are_no_patterns(shut: Brok
         ):
             stream = client.login(narrow)
             fields = {**CACHE, "key": "k", "request_id": 1, "value": "QQ==", "ttl_ms": None, "delta": 1}
-            said_ = client.ask(stream, text(type_, **fields))
+            said_ = client.ask(stream, message(type_, **fields))
             assert (said_["type"] != "error") is allowed, (type_, said_)
 
 
@@ -598,14 +590,15 @@ def test_subscriptions_of_others_cannot_be_guessed(shut: Broker) -> None:
     with Client(shut) as owner, Client(shut) as thief:
         control = owner.login(token("t1"))
         assert (
-            owner.ask(control, text("subscribe", **SCOPE, subscription_id=41, ack="explicit"))["type"] == "subscribed"
+            owner.ask(control, message("subscribe", **SCOPE, subscription_id=41, ack="explicit"))["type"]
+            == "subscribed"
         )
         stream, same = thief.login(token("t1")), owner.login(token("t1", sub="eve"))
         for guess in (*range(50), "41", 2**63):
             for client, where in ((thief, stream), (owner, same)):
-                for message in (text("unsubscribe", subscription_id=guess, delete=True, request_id=1),
-                                text("ack", subscription_id=guess, ranges=[[0, 1]], request_id=1)):  # fmt: skip
-                    assert error_of(client.ask(where, message)), guess
+                for asked in (message("unsubscribe", subscription_id=guess, delete=True, request_id=1),
+                                message("ack", subscription_id=guess, ranges=[[0, 1]], request_id=1)):  # fmt: skip
+                    assert error_of(client.ask(where, asked)), guess
         owner.send(control, batch(("t1", "n", "s"), b"still", request=3))
         assert owner.acked(control)[0] == 0
         events = owner.event_stream()
@@ -636,7 +629,7 @@ def test_a_flood_of_keys_stays_within_the_memory_of_caches(shut: Broker) -> None
         stream = client.login(token("t1"))
         done = 0
         for first in range(0, 100_000, 2_000):
-            puts = [text("cache_put", **CACHE, key=f"key-{n}", value=value, request_id=n, ttl_ms=None)
+            puts = [message("cache_put", **CACHE, key=f"key-{n}", value=value, request_id=n, ttl_ms=None)
                     for n in range(first, first + 2_000)]  # fmt: skip
             client.send(stream, b"".join(puts))
             while done < first + 2_000 - 4_000:
@@ -645,10 +638,10 @@ def test_a_flood_of_keys_stays_within_the_memory_of_caches(shut: Broker) -> None
         while done < 100_000:
             assert client.read(stream)["type"] == "cache_ok"
             done += 1
-        assert client.ask(stream, text("cache_get", **CACHE, key="key-99999", request_id=1))["value"] == value
+        assert client.ask(stream, message("cache_get", **CACHE, key="key-99999", request_id=1))["value"] == value
         found = 0
         for first in range(0, 100_000, 10_000):
-            many = text(
+            many = message(
                 "cache_get_many", **CACHE, keys=[f"key-{n}" for n in range(first, first + 10_000)], request_id=1
             )
             found += sum(one is not None for one in client.ask(stream, many)["values"])
@@ -660,23 +653,23 @@ def test_times_to_live_and_numbers_at_their_ends(dev: Broker) -> None:
     with Client(dev) as client:
         stream = client.login()
         for ttl in (2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 10**30):
-            put = text("cache_put", **CACHE, key=f"ttl{ttl}", value="QQ==", request_id=1, ttl_ms=ttl)
+            put = message("cache_put", **CACHE, key=f"ttl{ttl}", value="QQ==", request_id=1, ttl_ms=ttl)
             said = client.ask(stream, put)
-            got = client.ask(stream, text("cache_get", **CACHE, key=f"ttl{ttl}", request_id=2))
+            got = client.ask(stream, message("cache_get", **CACHE, key=f"ttl{ttl}", request_id=2))
             assert (said["type"], got["value"]) in (("cache_ok", "QQ=="), ("error", None)), (ttl, said, got)
-        client.ask(stream, text("cache_put", **CACHE, key="now", value="QQ==", request_id=1, ttl_ms=0))
-        assert client.ask(stream, text("cache_get", **CACHE, key="now", request_id=1))["value"] is None
+        client.ask(stream, message("cache_put", **CACHE, key="now", value="QQ==", request_id=1, ttl_ms=0))
+        assert client.ask(stream, message("cache_get", **CACHE, key="now", request_id=1))["value"] is None
         number = {**CACHE, "key": "number", "request_id": 1}
-        assert client.ask(stream, text("cache_incr", **number, delta=2**63 - 1))["number"] == 2**63 - 1
-        assert error_of(client.ask(stream, text("cache_incr", **number, delta=1)))
-        assert client.ask(stream, text("cache_incr", **number, delta=-(2**63) + 1))["number"] == 0
-        client.ask(stream, text("cache_put", **CACHE, key="word", value="QQ==", request_id=1, ttl_ms=None))
-        assert error_of(client.ask(stream, text("cache_incr", **number | {"key": "word"}, delta=1)))
+        assert client.ask(stream, message("cache_incr", **number, delta=2**63 - 1))["number"] == 2**63 - 1
+        assert error_of(client.ask(stream, message("cache_incr", **number, delta=1)))
+        assert client.ask(stream, message("cache_incr", **number, delta=-(2**63) + 1))["number"] == 0
+        client.ask(stream, message("cache_put", **CACHE, key="word", value="QQ==", request_id=1, ttl_ms=None))
+        assert error_of(client.ask(stream, message("cache_incr", **number | {"key": "word"}, delta=1)))
         for key in ("", "x" * 5000):
-            put = text("cache_put", **CACHE, key=key, value="QQ==", request_id=1, ttl_ms=None)
+            put = message("cache_put", **CACHE, key=key, value="QQ==", request_id=1, ttl_ms=None)
             said = client.ask(stream, put)
             assert said["type"] == ("cache_ok" if not key else "error") or error_of(said)
-        large = text("cache_put", **CACHE, key="large", value=b64(bytes(2 * MIB + 1)), request_id=1, ttl_ms=None)
+        large = message("cache_put", **CACHE, key="large", value=b64(bytes(2 * MIB + 1)), request_id=1, ttl_ms=None)
         assert error_of(client.ask(stream, large))
 
 
@@ -685,13 +678,13 @@ def test_the_key_of_another_tenant_is_another_key(shut: Broker) -> None:
         for tenant in ("t1", "t2"):
             stream = client.login(token(tenant), tenant)
             fields = {**CACHE, "tenant_id": tenant, "key": "shared", "request_id": 1}
-            assert client.ask(stream, text("cache_get", **fields))["value"] is None
-            put = client.ask(stream, text("cache_put", **fields, value=b64(tenant.encode()), ttl_ms=None))
+            assert client.ask(stream, message("cache_get", **fields))["value"] is None
+            put = client.ask(stream, message("cache_put", **fields, value=b64(tenant.encode()), ttl_ms=None))
             assert put["type"] == "cache_ok"
-            assert client.ask(stream, text("cache_get", **fields))["value"] == b64(tenant.encode())
+            assert client.ask(stream, message("cache_get", **fields))["value"] == b64(tenant.encode())
             for key in ("../../t2/n/c/shared", "t2\0n\0c\0shared", "\0n\0c\0shared"):
-                assert client.ask(stream, text("cache_get", **fields | {"key": key}))["value"] is None
+                assert client.ask(stream, message("cache_get", **fields | {"key": key}))["value"] is None
             for parts in (("t1\0n", "c", "c"), (f"{tenant}\0n\0c", "", "")):
                 scope = dict(zip(("tenant_id", "namespace", "cache"), parts, strict=True))
                 other = client.login(token(tenant), tenant)
-                assert error_of(client.ask(other, text("cache_get", **scope, key="shared", request_id=1)))
+                assert error_of(client.ask(other, message("cache_get", **scope, key="shared", request_id=1)))

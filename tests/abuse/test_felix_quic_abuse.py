@@ -27,22 +27,11 @@ from quintet.protocols.base import LOST
 from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import SimBroker
-from tests.abuse.felix_wire import (
-    ANSWER_S,
-    Client,
-    Closed,
-    Silent,
-    auth,
-    b64,
-    batch,
-    first_datagram,
-    frame,
-    probe,
-    text,
-    varints,
-)
+from tests.abuse.felix_clients import Client, probe
 from tests.abuse.process import Broker, config
 from tests.net.quic_peers import ClockedListener, connected, later, peer_of, serving, until
+from tests.wire.felix import Closed, Hang, auth, b64, batch, frame, message
+from tests.wire.quic import ANSWER_S, first_datagram, varints
 
 KIB, MIB = 1024, 1024 * 1024
 LONG = "QUINTET_TEST_LONG"  # set: 2,000 idle connections instead of 200
@@ -128,7 +117,7 @@ def pump(clients: list[Client], true: Callable[[], bool], seconds: float = ANSWE
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
-            raise Silent
+            raise Hang
         for client in clients:
             if client.over is None:
                 client.turn(0.01)
@@ -270,7 +259,7 @@ async def test_pings_do_not_keep_a_connection_without_streams(tmp_path: Path) ->
             assert end() == LIMIT
         async with connected(listener.address, certificate, keep_alive_ms=50) as reader:
             stream = reader.open()
-            reader.send(stream, auth() + text("subscribe", **SCOPE, subscription_id=1), end=True)
+            reader.send(stream, auth() + message("subscribe", **SCOPE, subscription_id=1), end=True)
             await reader.finished(stream)
             listener.ahead += 2 * EMPTY_US
             await asyncio.sleep(4 * SWEEP_S)
@@ -281,7 +270,7 @@ async def test_pings_do_not_keep_a_connection_without_streams(tmp_path: Path) ->
 
 
 async def test_an_event_stream_for_a_connection_that_is_going_is_lost_quietly(tmp_path: Path) -> None:
-    """Found by fuzz/felix_live.py: what was said on a stream that could not be opened any more raised."""
+    """Found by the fuzzer of Felix: what was said on a stream that could not be opened any more raised."""
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: raised.append(what))
     async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
@@ -311,7 +300,7 @@ def test_idle_connections_are_cheap(tmp_path: Path) -> None:
         crowd = []
         for _ in range(count):
             client = all_of_them.enter_context(Client(broker, idle_timeout=300.0))
-            client.send(client.login(), text("subscribe", **SCOPE, subscription_id=1))
+            client.send(client.login(), message("subscribe", **SCOPE, subscription_id=1))
             assert client.read(client.event_stream())["type"] == "event_stream_hello"
             crowd.append(client)
         each = (broker.resident_bytes() - before) // count
@@ -368,13 +357,13 @@ def test_event_streams_that_are_stopped_at_once(broker: Broker) -> None:
     with Client(broker) as client:
         stream = client.login()
         for number in range(500):
-            client.send(stream, text("subscribe", **SCOPE, subscription_id=number))
+            client.send(stream, message("subscribe", **SCOPE, subscription_id=number))
             client.wait(lambda: 4 * number + 3 in client.data)  # noqa: B023
             client.inject(b"\x05" + varints(4 * number + 3, 0x7F))
         for _ in range(500):
             assert client.read(stream)["type"] == "subscribed"
         client.linger(0.2)
-        last = text("unsubscribe", subscription_id=499, request_id=1)
+        last = message("unsubscribe", subscription_id=499, request_id=1)
         assert client.ask(stream, last)["type"] == "error", "stopped is over"
         alive(client, stream)
     assert broker.resident_bytes() - before < 32 * MIB
@@ -450,7 +439,7 @@ def test_an_event_stream_that_is_not_read_is_reset_and_its_client_told(broker: B
         streams = {}
         for client, flags in ((deaf, 0xFF), (old, 0x3F), (reader, 0x3F)):
             streams[client] = client.login(flags=flags)
-            said = client.ask(streams[client], text("subscribe", **SCOPE | {"stream": "slow"}, subscription_id=9))
+            said = client.ask(streams[client], message("subscribe", **SCOPE | {"stream": "slow"}, subscription_id=9))
             assert said["type"] == "subscribed"
         before = broker.resident_bytes()
         stream = publisher.login()
@@ -471,7 +460,7 @@ def test_an_event_stream_that_is_not_read_is_reset_and_its_client_told(broker: B
         assert said["next_offset"] == 0, "nothing arrived, so that is where it has to go on"
         for client in (deaf, old):
             alive(client, streams[client])
-        again = text(
+        again = message(
             "subscribe", **SCOPE | {"stream": "slow"}, subscription_id=10, start={"offset": said["next_offset"]}
         )
         assert deaf.ask(streams[deaf], again)["type"] == "subscribed", "it may do so"
@@ -483,12 +472,12 @@ def test_answers_that_are_not_read_stop_the_asking(broker: Broker) -> None:
     with Client(broker) as client:
         stream = client.login()
         assert (
-            client.ask(stream, text("cache_put", **cache, value=b64(bytes(900 * KIB)), ttl_ms=None))["type"]
+            client.ask(stream, message("cache_put", **cache, value=b64(bytes(900 * KIB)), ttl_ms=None))["type"]
             == "cache_ok"
         )
     before = broker.resident_bytes()
     with Client(broker, max_stream_data=1) as greedy:
-        stream = greedy.open(auth(), *[text("cache_get", **cache)] * 2000)
+        stream = greedy.open(auth(), *[message("cache_get", **cache)] * 2000)
         greedy.linger(1.0)
         assert broker.resident_bytes() - before < 48 * MIB
         assert len(greedy.data.get(stream, b"")) < 2000 * 900 * KIB
@@ -516,7 +505,7 @@ def test_a_forged_move_sends_little_to_the_victim(broker: Broker) -> None:
         stream = client.login(flags=0x3F)
         client.send(stream, batch(("t1", "n", "moved"), *[os.urandom(64 * KIB) for _ in range(100)], request=1))
         assert client.acked(stream) == (0, 1, "")
-        client.send(stream, text("subscribe", **SCOPE | {"stream": "moved"}, start="earliest"))
+        client.send(stream, message("subscribe", **SCOPE | {"stream": "moved"}, start="earliest"))
         client.wait(lambda: len(client.data.get(3, b"")) > 100 * KIB)
         assert len(client.data[3]) < 6 * MIB, "the control: there is more to come"
         client.move("127.0.0.77")
@@ -537,7 +526,7 @@ class OldTls(QuicConnection):
 
 
 def test_tls_below_1_3_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.abuse.felix_wire.QuicConnection", OldTls)
+    monkeypatch.setattr("tests.wire.quic.QuicConnection", OldTls)
     with pytest.raises(Closed) as refused:
         Client(broker)
     assert refused.value.code in CRYPTO_ERROR
@@ -624,7 +613,7 @@ def test_early_data_is_not_taken_and_its_replay_does_nothing(broker: Broker) -> 
     assert resumed.tls.early_data_accepted, "the control: it is early data, and somebody else takes it"
     with Client(broker) as reader:
         control = reader.login()
-        assert reader.ask(control, text("subscribe", **SCOPE | {"stream": "early"}))["type"] == "subscribed"
+        assert reader.ask(control, message("subscribe", **SCOPE | {"stream": "early"}))["type"] == "subscribed"
         _, flight = early_datagrams(address(broker), mine[0], early)
         crowd = sources(10)
         for one in crowd:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from quintet.net.certificates import CERTIFICATE_NAME
 from tests.abuse.process import Broker, config
 from tests.abuse.revocation import QUIET_S, WITHIN_S, Felix, Loop, Refused
-from tests.crash import felix_wire
+from tests.wire import felix
 
 LONG = "QUINTET_TEST_LONG"
 ROTATIONS = 100 if os.environ.get(LONG) else 5
@@ -63,8 +63,8 @@ class TokenClient(Felix):
         address, ca = broker.listeners["felix"], broker.data / "tls" / CERTIFICATE_NAME
         self._scope = SCOPE
         try:
-            self._writer = self.stack.enter_context(felix_wire.FelixWire(address, ca, token))
-            self._reader = self.stack.enter_context(felix_wire.FelixWire(address, ca, token))
+            self._writer = self.stack.enter_context(felix.Session(address, ca, token))
+            self._reader = self.stack.enter_context(felix.Session(address, ca, token))
             self._id = self._reader.subscribe(SCOPE)
         except BaseException:
             self.stack.close()
@@ -109,17 +109,17 @@ class House:
             loop.client.close()
 
     def refused(self, token: str) -> None:
-        with pytest.raises(felix_wire.Gone, match=TOLD_OFF):
+        with pytest.raises(felix.Closed, match=TOLD_OFF):
             TokenClient(self.broker, token)
 
     def silence(self, loop: Loop) -> None:
         """What others write is not delivered to it any more."""
-        with pytest.raises((felix_wire.Gone, Refused)):
+        with pytest.raises((felix.Closed, Refused)):
             loop.client.write(b"after")
         try:
             loop.client.read(QUIET_S)  # what was on its way
             assert loop.client.read(QUIET_S) == []
-        except (felix_wire.Gone, Refused):
+        except (felix.Closed, Refused):
             pass  # its event stream is over, which is what is wanted
 
 
@@ -190,7 +190,7 @@ def test_an_event_stream_ends_with_its_token_though_nobody_writes(house: House, 
     if finished:
         idle._reader.finish()
     try:
-        with pytest.raises((felix_wire.Gone, Refused)):
+        with pytest.raises((felix.Closed, Refused)):
             while time.time() < expires + WITHIN_S:
                 assert idle.read(0.2) == []
     finally:

@@ -1,7 +1,7 @@
 """Hostile and broken FlyMQ peers, over real sockets, against one running broker that must serve others on.
 
 Each test ends with the broker alive and the connection usable unless the protocol says it is closed. Peers are made of
-fly_wire.py, which shares no code with the broker.
+tests/wire/flymq.py, which shares no code with the broker.
 """
 
 import gzip
@@ -14,26 +14,28 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 from backports.zstd import ZstdCompressor
 from cramjam import lz4
 
-from tests.abuse.fly_wire import (
+from tests.abuse.process import TOLD_S, Broker, config
+from tests.wire import flymq
+from tests.wire.flymq import (
     AUTH,
     AUTH_RESPONSE,
     ERROR,
+    HEAD,
     WHOAMI,
     Closed,
-    Wire,
-    data,
+    blob,
     fetch,
-    fetched,
     frame,
     produce,
     text,
+    values_of,
 )
-from tests.abuse.process import TOLD_S, Broker, config
 
 MIB = 1024 * 1024
 PEOPLE = {"admin": "admin", "bruno": "producer", "conny": "consumer", "guste": "guest"}
@@ -42,6 +44,13 @@ BOMB_BYTES = 64 * MIB
 BOMB_GROWTH_BYTES_MAX = 64 * MIB
 I32 = (-(2**31), -2, 1, 2**31 - 1)
 U64 = (10**6, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+class Wire(flymq.Client):
+    """Its users have passwords made of their names."""
+
+    def login(self, user: str = "admin", password: str = "") -> Self:
+        return super().login(user, password or f"{user}-password")
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +69,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def served(running: Broker) -> Iterator[Wire]:
     """Somebody else, all the time."""
     with Wire(running.listeners["flymq"]).login("admin") as peer:
-        assert peer.ask(produce("served", b"x")).op == 1
+        assert peer.ask(produce("served", b"x")).code == 1
         yield peer
 
 
 @pytest.fixture
 def broker(running: Broker, served: Wire) -> Iterator[Broker]:
     yield running
-    assert served.ask(produce("served", b"x")).op == 1, "the broker must still serve others"
+    assert served.ask(produce("served", b"x")).code == 1, "the broker must still serve others"
 
 
 @pytest.fixture
@@ -78,7 +87,7 @@ def address(broker: Broker) -> str:
 @pytest.fixture(scope="module")
 def admin(running: Broker) -> Iterator[Wire]:
     with Wire(running.listeners["flymq"]).login("admin") as peer:
-        assert peer.ask(produce("t", b"value", 0)).op == 1
+        assert peer.ask(produce("t", b"value", partition=0)).code == 1
         yield peer
 
 
@@ -97,7 +106,7 @@ def test_a_length_out_of_bounds_closes(broker: Broker, address: str, length: int
         if ready:
             peer.login("bruno")
         before = broker.resident_bytes()
-        peer.send(struct.pack(">BBBBI", 0xAF, 1, 1, 1, length))
+        peer.send(HEAD.pack(0xAF, 1, 1, 1, length))
         closed_without_a_word(peer)
         assert broker.resident_bytes() - before < 8 * MIB, "nothing may be allocated for a length that is a lie"
 
@@ -109,13 +118,13 @@ def test_another_magic_or_version_closes(address: str, first: bytes) -> None:
         closed_without_a_word(peer)
     with Wire(address).login("bruno") as peer:
         peer.send(frame(0x72) + first)
-        assert peer.read().op == 0x72, "what came before it is answered"
+        assert peer.read().code == 0x72, "what came before it is answered"
         closed_without_a_word(peer)
 
 
 def test_large_frames_of_strangers_are_refused_unread(address: str) -> None:
     with Wire(address) as peer:
-        peer.send(struct.pack(">BBBBI", 0xAF, 1, AUTH, 1, 16 * 1024 + 1))
+        peer.send(HEAD.pack(0xAF, 1, AUTH, 1, 16 * 1024 + 1))
         closed_without_a_word(peer)
 
 
@@ -137,19 +146,19 @@ def test_an_unfinished_large_frame_costs_only_what_was_sent(broker: Broker, addr
         other = stack.enter_context(Wire(address).login("conny"))  # before: a login takes 19 MiB for its hash
         before = broker.resident_bytes()
         for peer in peers:
-            peer.send(struct.pack(">BBBBI", 0xAF, 1, 1, 1, 32 * MIB) + bytes(1000))
+            peer.send(HEAD.pack(0xAF, 1, 1, 1, 32 * MIB) + bytes(1000))
         assert other.usable()
         assert broker.resident_bytes() - before < 16 * MIB
 
 
 def test_a_thousand_frames_in_one_segment_and_one_frame_in_pieces(admin: Wire) -> None:
-    run = produce("many", b"x", 0) * 999 + frame(0x72)
+    run = produce("many", b"x", partition=0) * 999 + frame(0x72)
     admin.send(run)
-    assert [admin.read().op for _ in range(1000)] == [1] * 999 + [0x72]
-    for byte in produce("many", b"in pieces", 0):
+    assert [admin.read().code for _ in range(1000)] == [1] * 999 + [0x72]
+    for byte in produce("many", b"in pieces", partition=0):
         admin.send(bytes((byte,)))
-    assert admin.read().op == 1
-    values, following = fetched(admin.ask(fetch("many", 999)).payload)
+    assert admin.read().code == 1
+    values, following = values_of(admin.ask(fetch("many", 999)).payload)
     assert (values, following) == ([b"in pieces"], 1000)
 
 
@@ -160,7 +169,7 @@ def test_every_code_is_answered_and_the_connection_stays(admin: Wire) -> None:
         for payload in (b"", b"\0", b"\xff" * 40, chance.randbytes(30)):
             reply = admin.ask(frame(op, payload))
             expected = AUTH_RESPONSE if op == AUTH else op
-            assert reply.op in (ERROR, expected), op
+            assert reply.code in (ERROR, expected), op
     assert admin.usable()
 
 
@@ -181,9 +190,9 @@ def test_random_bytes_never_hurt(address: str) -> None:
     "name", [b"", b"\xff\xfe", b"a\0b", b"x" * 256, b"x" * 65535, b"__topics", b"__x", b"\xed\xa0\x80"]
 )
 def test_names_that_are_none_are_refused(admin: Wire, name: bytes) -> None:
-    for op, rest in ((0x01, data(b"") + data(b"v") + struct.pack(">i", -1)), (0x03, struct.pack(">i", 1)), (0x09, b"")):
+    for op, rest in ((0x01, blob(b"") + blob(b"v") + struct.pack(">i", -1)), (0x03, struct.pack(">i", 1)), (0x09, b"")):
         reply = admin.ask(frame(op, text(name) + rest))
-        assert reply.op == ERROR or (op == 0x09 and not name.startswith(b"__")), reply
+        assert reply.code == ERROR or (op == 0x09 and not name.startswith(b"__")), reply
     assert admin.usable()
 
 
@@ -194,7 +203,7 @@ def test_names_never_become_paths(running: Broker, admin: Wire, name: str) -> No
     admin.ask(produce(name, b"x"))
     found = [str(path.relative_to(running.data)) for path in Path(running.data).rglob("*")]
     assert not [path for path in found if "passwd" in path or ".." in path or "\n" in path or "nul" in path]
-    values, _ = fetched(admin.ask(fetch(name)).payload)
+    values, _ = values_of(admin.ask(fetch(name)).payload)
     assert values == [b"x"], "a name like any other"
 
 
@@ -206,7 +215,7 @@ def test_partitions_out_of_range(admin: Wire, partition: int) -> None:
     p, t, g = struct.pack(">i", partition), text("t"), text("g")
     zero = struct.pack(">Q", 0)
     for name, raw in {
-        "PRODUCE": frame(0x01, t + data(b"") + data(b"v") + p),
+        "PRODUCE": frame(0x01, t + blob(b"") + blob(b"v") + p),
         "CONSUME": frame(0x02, t + p + zero),
         "SUBSCRIBE": frame(0x05, t + g + p + text("earliest")),
         "COMMIT": frame(0x06, t + g + p + zero),
@@ -214,13 +223,13 @@ def test_partitions_out_of_range(admin: Wire, partition: int) -> None:
         "CONSUME_ZERO_COPY": frame(0x0A, t + p + zero),
         "FETCH_BINARY": frame(0x0B, t + p + zero + struct.pack(">i", 5)),
         "DEAD_LETTER": frame(0x23, t + p + zero + text("")),
-        "PRODUCE_WITH_TTL": frame(0x35, t + data(b"v") + struct.pack(">q", 5) + data(b"") + p),
+        "PRODUCE_WITH_TTL": frame(0x35, t + blob(b"v") + struct.pack(">q", 5) + blob(b"") + p),
         "GET_OFFSET": frame(0x60, t + g + p),
         "RESET_OFFSET": frame(0x61, t + g + p + b"\6latest"),
         "GET_LAG": frame(0x64, t + g + p),
         "SEEK": frame(0x66, t + g + p + struct.pack(">q", 0)),
     }.items():
-        assert admin.ask(raw).op == ERROR, name
+        assert admin.ask(raw).code == ERROR, name
     assert admin.usable()
 
 
@@ -235,11 +244,11 @@ def test_offsets_past_the_end(admin: Wire, offset: int) -> None:
     o, t, g, p = struct.pack(">Q", offset), text("t"), text("numbers"), struct.pack(">i", 0)
     for op in (0x07, 0x0B):
         reply = admin.ask(frame(op, t + p + o + struct.pack(">i", 2**31 - 1)))
-        assert fetched(reply.payload) == ([], offset)
+        assert values_of(reply.payload) == ([], offset)
     for op, payload in ((0x02, t + p + o), (0x0A, t + p + o), (0x06, t + g + p + o), (0x21, t + o), (0x31, t + o)):
-        assert admin.ask(frame(op, payload)).op == ERROR, hex(op)
+        assert admin.ask(frame(op, payload)).code == ERROR, hex(op)
     for mode in (b"\6offset", b"\x09timestamp"):
-        assert admin.ask(frame(0x61, t + g + p + mode + o)).op == ERROR
+        assert admin.ask(frame(0x61, t + g + p + mode + o)).code == ERROR
     assert admin.usable()
 
 
@@ -257,7 +266,7 @@ def test_counts_that_lie(broker: Broker, admin: Wire, count: int) -> None:
         0x80: struct.pack(">qq", 0, 0) + many + there + text("") * 4 + struct.pack(">ii", 5, 0),
         0x81: struct.pack(">I", count),
     }.items():
-        assert admin.ask(frame(op, payload)).op == ERROR, hex(op)
+        assert admin.ask(frame(op, payload)).code == ERROR, hex(op)
     assert broker.peak_bytes() - before < 8 * MIB
     assert admin.usable()
 
@@ -265,7 +274,7 @@ def test_counts_that_lie(broker: Broker, admin: Wire, count: int) -> None:
 @pytest.mark.parametrize("milliseconds", [-(2**63), -1, 2**62, 2**63 - 1])
 def test_times_out_of_range(admin: Wire, milliseconds: int) -> None:
     for op in (0x30, 0x35):
-        assert admin.ask(frame(op, text("t") + data(b"v") + struct.pack(">q", milliseconds))).op == ERROR
+        assert admin.ask(frame(op, text("t") + blob(b"v") + struct.pack(">q", milliseconds))).code == ERROR
     assert admin.usable()
 
 
@@ -334,9 +343,9 @@ def test_compressed_nonsense(admin: Wire) -> None:
     for flags in range(1, 256, 2):
         if flags & 0x0E:
             for payload in (b"", b"\0", chance.randbytes(50), good[:-1], good + b"x", good + good):
-                assert admin.ask(frame(0x07, payload, flags)).op == ERROR
+                assert admin.ask(frame(0x07, payload, flags)).code == ERROR
     reply = admin.ask(frame(0x07, good, 3))
-    assert fetched(reply.payload)[0][:1] == [b"value"]
+    assert values_of(reply.payload)[0][:1] == [b"value"]
 
 
 # -- what costs time ----------------------------------------------------------------------------------------------------
@@ -350,13 +359,13 @@ REGEXES = [
 @pytest.mark.parametrize("pattern", REGEXES, ids=range(len(REGEXES)))
 def test_no_filter_takes_for_ever(admin: Wire, pattern: str) -> None:
     if (
-        fetched(admin.ask(fetch("slow")).payload if admin.ask(frame(0x04, text("slow"))).op == 4 else bytes(12))[0]
+        values_of(admin.ask(fetch("slow")).payload if admin.ask(frame(0x04, text("slow"))).code == 4 else bytes(12))[0]
         == []
     ):
         for _ in range(50):
-            assert admin.ask(produce("slow", b"a" * 5000 + b"!", 0)).op == 1
+            assert admin.ask(produce("slow", b"a" * 5000 + b"!", partition=0)).code == 1
     reply = admin.ask(fetch("slow", filter=pattern))
-    assert reply.op in (7, ERROR)
+    assert reply.code in (7, ERROR)
     assert admin.usable()
 
 
@@ -364,7 +373,7 @@ def test_no_filter_takes_for_ever(admin: Wire, pattern: str) -> None:
     "filter", [b"x" * 65535, b"(a|b)" * 13000, b"$." + b"a." * 32000, b"$." + b"[" * 60000, b"\xff" * 100]
 )
 def test_huge_filters(admin: Wire, filter: bytes) -> None:
-    assert admin.ask(fetch("t", filter=filter)).op in (7, ERROR)
+    assert admin.ask(fetch("t", filter=filter)).code in (7, ERROR)
     assert admin.usable()
 
 
@@ -398,10 +407,10 @@ MESSAGES = (
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_that_never_end(admin: Wire, name: str) -> None:
     kind, definition = SCHEMAS[name]
-    admin.ask(frame(0x10, text(f"s {name}") + bytes((len(kind),)) + kind.encode() + data(definition)))
+    admin.ask(frame(0x10, text(f"s {name}") + bytes((len(kind),)) + kind.encode() + blob(definition)))
     for message in MESSAGES:
-        assert admin.ask(frame(0x13, text(f"s {name}") + data(message))).op in (0x13, ERROR)
-        assert admin.ask(frame(0x14, text("t2") + text(f"s {name}") + data(message))).op in (0x14, ERROR)
+        assert admin.ask(frame(0x13, text(f"s {name}") + blob(message))).code in (0x13, ERROR)
+        assert admin.ask(frame(0x14, text("t2") + text(f"s {name}") + blob(message))).code in (0x14, ERROR)
     assert admin.usable()
 
 
@@ -411,7 +420,7 @@ def test_schemas_that_never_end(admin: Wire, name: str) -> None:
 def test_ten_thousand_transactions_never_finished(address: str) -> None:
     with Wire(address).login("bruno") as peer:
         peer.send(frame(0x40) * 10_000)
-        ops = [peer.read().op for _ in range(10_000)]
+        ops = [peer.read().code for _ in range(10_000)]
         assert ops == [0x40] * 100 + [ERROR] * 9_900
         assert peer.usable()
 
@@ -428,12 +437,12 @@ def test_a_storm_of_members(address: str, admin: Wire) -> None:
     last = peers[20]
     for peer in peers[20:]:
         for _ in range(5):
-            assert peer.read().op in (0x05, ERROR)
+            assert peer.read().code in (0x05, ERROR)
     for peer in peers[21:]:
         peer.socket.close()
     for _ in range(50):
         reply = last.ask(join)
-        if reply.op == 0x05 and struct.unpack_from(">I", reply.payload, 12)[0] == 8:
+        if reply.code == 0x05 and struct.unpack_from(">I", reply.payload, 12)[0] == 8:
             break
     else:
         pytest.fail("the partitions of those who left were never given to who is there")
@@ -442,7 +451,7 @@ def test_a_storm_of_members(address: str, admin: Wire) -> None:
 
 def test_a_client_that_never_reads_its_answers_costs_little(broker: Broker, address: str, admin: Wire) -> None:
     for _ in range(16):
-        assert admin.ask(produce("large", bytes(256 * 1024), 0)).op == 1
+        assert admin.ask(produce("large", bytes(256 * 1024), partition=0)).code == 1
     before = most = broker.resident_bytes()
     with Wire(address, receive_buffer=4096).login("conny") as peer:
         peer.socket.settimeout(1)
@@ -486,9 +495,9 @@ def test_nobody_promotes_itself_and_the_last_administrator_stays(address: str, a
         assert "may not" in peer.ask(fetch("t")).error, "a producer does not read"
         assert peer.usable()
     for op, payload in ((0x74, text("admin")), (0x75, user("admin", "guest"))):
-        assert admin.ask(frame(op, payload)).op == ERROR
+        assert admin.ask(frame(op, payload)).code == ERROR
     for twin in ("Admin", "\u0430dmin", "admin\u200b", "admin "):
-        assert admin.ask(frame(0x73, user(twin, "admin", "long enough"))).op == ERROR
+        assert admin.ask(frame(0x73, user(twin, "admin", "long enough"))).code == ERROR
     assert "one node" in admin.ask(frame(0x50, text("10.0.0.1:9093"))).error, "there is no cluster to join"
     assert admin.usable()
 
@@ -538,10 +547,10 @@ def test_what_is_sent_during_a_long_poll_is_answered_behind_it(running: Broker, 
     assert end == 1 << 40
     with Wire(running.listeners["flymq"]).login("admin") as peer:
         poll = frame(0x07, text("poll") + struct.pack(">iQi", 0, 1, 10) + text("") + struct.pack(">I", 30_000))
-        assert peer.ask(produce("poll", b"first")).op == 1
+        assert peer.ask(produce("poll", b"first")).code == 1
         peer.send(poll)
         for _ in range(300):  # more than is read while the poll waits
             peer.send(frame(WHOAMI) * 30)
-        assert admin.ask(produce("poll", b"second")).op == 1
-        assert fetched(peer.read().payload)[0] == [b"second"]
-        assert {peer.read().op for _ in range(300 * 30)} == {WHOAMI}
+        assert admin.ask(produce("poll", b"second")).code == 1
+        assert values_of(peer.read().payload)[0] == [b"second"]
+        assert {peer.read().code for _ in range(300 * 30)} == {WHOAMI}

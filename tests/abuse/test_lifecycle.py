@@ -15,9 +15,10 @@ import trustme
 
 from quintet.log.embedded.engine import FORMAT_PREFIX, FORMAT_VERSION
 from tests.abuse.process import Broker, config, fingerprint, one_line
-from tests.crash import load, reader, wire
+from tests.crash import load, reader
 from tests.crash.load import History, Load
-from tests.crash.wire import ACK, POLL, Closed, Wire
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import ACK, Client, Closed
 
 DRAIN_S = 15.0  # the broker promises 10; the rest is for a busy machine
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -28,7 +29,7 @@ CONFIG = config(("alice", "bob"), rest="[limits]\ndisk_free_bytes_min = 0\n")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory that a broker has written to and left cleanly."""
     with Broker(tmp_path_factory.mktemp("template"), CONFIG) as broker:
-        with Wire(broker.address).greet(b"alice-key") as peer:
+        with Client(broker.address).login(b"alice-key") as peer:
             peer.send(wire.publish(1, b"kept", b"x"))
             assert peer.barrier() == []
         broker.process.send_signal(signal.SIGTERM)
@@ -65,7 +66,7 @@ def test_a_locked_directory_is_refused_and_untouched(tmp_path: Path) -> None:
         assert "in use by another broker" in one_line(second.refuses())
         assert fingerprint(first.data) == before
         first.process.send_signal(signal.SIGCONT)
-        with Wire(first.address).greet(b"alice-key") as peer:
+        with Client(first.address).login(b"alice-key") as peer:
             assert peer.barrier() == []
 
 
@@ -97,7 +98,7 @@ def test_a_damaged_table_is_refused_until_its_loss_is_accepted(tmp_path: Path, t
     assert table.read_bytes() == content
     assert subprocess.run([*command, "--accept-loss"], capture_output=True, check=False).returncode == 0
     with Broker(folder_for(tmp_path, "second"), CONFIG, data=data) as broker:
-        with Wire(broker.address).greet(b"alice-key") as peer:
+        with Client(broker.address).login(b"alice-key") as peer:
             peer.send(wire.publish(1, b"kept", b"more"))
             assert peer.barrier() == []
         locked = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -217,13 +218,13 @@ def test_a_stop_under_load_drains_and_loses_nothing(tmp_path: Path, number: sign
 
 
 def test_a_broken_configuration_keeps_the_old_one_and_is_told(tmp_path: Path) -> None:
-    with Broker(tmp_path, CONFIG) as broker, Wire(broker.address).greet(b"alice-key") as live:
+    with Broker(tmp_path, CONFIG) as broker, Client(broker.address).login(b"alice-key") as live:
         broken = ("this is [not TOML", config(()) + "\n[[keys]]\nnam = 1\n", CONFIG + "\n[limits]\nwrong = 1\n")
         for number, text in enumerate(broken, 1):
             broker.reload(text)
             broker.await_said("reload_refused", number)
             assert live.barrier() == []
-            with Wire(broker.address).greet(b"bob-key") as peer:
+            with Client(broker.address).login(b"bob-key") as peer:
                 assert peer.barrier() == []
         broker.config.unlink()
         broker.reload()
@@ -234,8 +235,8 @@ def test_a_broken_configuration_keeps_the_old_one_and_is_told(tmp_path: Path) ->
 def test_a_removed_key_ends_its_live_connection_and_a_new_key_works(tmp_path: Path) -> None:
     with (
         Broker(tmp_path, CONFIG) as broker,
-        Wire(broker.address).greet(b"alice-key", version=2) as alice,
-        Wire(broker.address).greet(b"bob-key") as bob,
+        Client(broker.address).login(b"alice-key", version=2) as alice,
+        Client(broker.address).login(b"bob-key") as bob,
     ):
         assert alice.ask(wire.subscribe(1, b"t")).kind == ACK
         broker.reload(config(("bob", "carol")))
@@ -243,15 +244,15 @@ def test_a_removed_key_ends_its_live_connection_and_a_new_key_works(tmp_path: Pa
             pytest.fail(f"evicted without a word was expected: {alice.read()}")
         assert "revoked" in broker.await_said('"who": "alice"')
         assert bob.barrier() == []
-        with Wire(broker.address) as again:
-            assert again.ask(wire.frame(wire.HELLO, 1, b"\0\1")).kind == ACK
+        with Client(broker.address) as again:
+            assert again.ask(wire.hello(1, 1)).kind == ACK
             assert again.ask(wire.auth(2, b"alice-key")).refusal == (401, "invalid API key")
-        with Wire(broker.address).greet(b"carol-key") as carol:
+        with Client(broker.address).login(b"carol-key") as carol:
             assert carol.barrier() == []
 
 
 def test_a_withdrawn_right_counts_for_the_live_connection(tmp_path: Path) -> None:
-    with Broker(tmp_path, CONFIG) as broker, Wire(broker.address).greet(b"alice-key") as alice:
+    with Broker(tmp_path, CONFIG) as broker, Client(broker.address).login(b"alice-key") as alice:
         alice.send(wire.publish(1, b"orders", b"x"))
         assert alice.barrier() == []
         text = CONFIG.replace('key = "alice-key"\n', 'key = "alice-key"\npublish = ["other"]\nsubscribe = []\n')
@@ -286,26 +287,26 @@ def test_tls_works_and_new_certificates_count_for_new_connections(tmp_path: Path
     files = Certificates(tmp_path)
     old = files.issue()
     with Broker(tmp_path, config(("alice",), files.listener)) as broker:
-        with Wire(broker.address, old).greet(b"alice-key") as live:
+        with Client(broker.address, old).login(b"alice-key") as live:
             subscription = live.ask(wire.subscribe(1, b"tls")).number
             live.send(wire.publish(1, b"tls", bytes(300_000)))
             assert live.barrier() == []
-            assert wire.delivery(live.ask(wire.number(POLL, 1, subscription)))[2] == bytes(300_000)
+            assert live.ask(wire.poll(1, subscription)).delivery[2] == bytes(300_000)
             files.certificate.write_text("not a certificate")
             broker.reload()
             broker.await_said("reload_refused")
-            with Wire(broker.address, old).greet(b"alice-key") as peer:
+            with Client(broker.address, old).login(b"alice-key") as peer:
                 assert peer.barrier() == []
             new = files.issue()
             broker.reload()
             broker.await_said('"event": "reloaded"')
-            with Wire(broker.address, new).greet(b"alice-key") as peer:
+            with Client(broker.address, new).login(b"alice-key") as peer:
                 assert peer.barrier() == []
             with pytest.raises(ssl.SSLCertVerificationError):
-                Wire(broker.address, old)
+                Client(broker.address, old)
             assert live.barrier() == [], "the open connection goes on"
-        with Wire(broker.address) as plain, pytest.raises(Closed):
-            plain.greet(b"alice-key")
+        with Client(broker.address) as plain, pytest.raises(Closed):
+            plain.login(b"alice-key")
 
 
 def test_a_silent_tls_client_is_closed(tmp_path: Path) -> None:
@@ -313,8 +314,8 @@ def test_a_silent_tls_client_is_closed(tmp_path: Path) -> None:
     context = files.issue()
     with (
         Broker(tmp_path, config(("alice",), files.listener)) as broker,
-        Wire(broker.address) as silent,
-        Wire(broker.address, context) as shaken,
+        Client(broker.address) as silent,
+        Client(broker.address, context) as shaken,
     ):
         for peer in (silent, shaken):
             with pytest.raises(Closed):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from argon2 import low_level
 
-from tests.abuse.fly_wire import AUTH, AUTH_RESPONSE, frame, text
 from tests.abuse.process import Broker, config
+from tests.wire.flymq import AUTH_RESPONSE, auth
 
 CLIENTS = 500
 HANG_S = 30.0
@@ -26,7 +26,7 @@ def storm(address: str) -> list[bytes]:
     host, _, port = address.rpartition(":")
     peers = [socket.create_connection((host, int(port)), HANG_S) for _ in range(CLIENTS)]
     for number, peer in enumerate(peers):
-        peer.sendall(frame(AUTH, text(f"user{number}") + text(f"password {number}")))
+        peer.sendall(auth(f"user{number}", f"password {number}"))
     answers: dict[socket.socket, bytes] = {}
     with selectors.DefaultSelector() as waiting:
         for peer in peers:

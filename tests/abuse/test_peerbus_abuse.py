@@ -4,9 +4,7 @@ Peers are made with the package `websockets`, or by hand where it is too polite;
 test ends with the broker alive: the fixture asks it. Changes of the audit's rows are tests/log's.
 """
 
-import base64
-import hashlib
-import hmac
+import functools
 import json
 import os
 import socket
@@ -25,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 from tests.abuse.process import Broker, config
+from tests.wire import peerbus, websocket
 
 MIB = 1024 * 1024
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -78,7 +77,7 @@ class PeerClient:
     def keys(self) -> list[str]:
         """Keys of all that was delivered: what follows the answer to a question was sent after it."""
         time.sleep(0.3)  # a message is durable first
-        self.link.send('{"protocol_version":"v1","type":"peers"}')
+        self.link.send(peerbus.ask_peers().decode())
         found = []
         while (one := self.read())["type"] != "peers":
             found.append(one["delivery_key"])
@@ -86,7 +85,7 @@ class PeerClient:
 
     def ack(self, *keys: str) -> None:
         for key in keys:
-            self.link.send(json.dumps({"protocol_version": "v1", "type": "ack", "id": key}))
+            self.link.send(peerbus.ack(key).decode())
 
 
 def url(broker: Broker) -> str:
@@ -94,7 +93,7 @@ def url(broker: Broker) -> str:
 
 
 def hello(name: str, token: str) -> str:
-    return json.dumps({"protocol_version": "v1", "type": "register", "token": token, "name": name})
+    return peerbus.register(token, name).decode()
 
 
 @contextmanager
@@ -119,11 +118,10 @@ def letter(
     sender: str, to: str, id: str, body: str = "null", ts: str | None = None, key: str = SECRET
 ) -> dict[str, Any]:
     """An envelope signed by the rules of the document, with the body as text."""
-    ts = ts or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ts = ts or peerbus.timestamp()
     kind = "broadcast" if to == "*" else "msg"
     one = {"protocol_version": "v1", "id": id, "from": sender, "to": to, "ts": ts, "source": "peer-bus", "kind": kind}
-    signed = json.dumps(one, separators=(",", ":"))[:-1] + f',"body":{body}}}'
-    return one | {"body": body, "hmac": hmac.new(key.encode(), signed.encode(), hashlib.sha256).hexdigest()}
+    return one | {"body": body, "hmac": peerbus.signature(key.encode(), peerbus.canonical(one, body))}
 
 
 def text(one: dict[str, Any]) -> str:
@@ -136,11 +134,7 @@ def send(one: PeerClient, id: str, to: str, body: str = "null", sender: str = ""
     one.link.send(text(letter(sender or one.name, to, id, body)))
 
 
-def frame(payload: bytes, opcode: int = 1, last: bool = True, reserved: int = 0) -> bytes:
-    head = struct.pack(">B", (0x80 if last else 0) | reserved | opcode)
-    if len(payload) < 126:
-        return head + struct.pack(">BI", 0x80 | len(payload), 0) + payload
-    return head + struct.pack(">BQI", 0xFF, len(payload), 0) + payload
+frame = functools.partial(websocket.frame, mask=bytes(4))
 
 
 class Raw:
@@ -151,11 +145,7 @@ class Raw:
         self.sock = socket.create_connection((host, int(port)), TOLD_S)
         self.host = f"{host}:{port}"
         if upgrade:
-            key = base64.b64encode(bytes(16)).decode()
-            self.sock.sendall(
-                f"GET / HTTP/1.1\r\nHost: {self.host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n{more}\r\n".encode()
-            )
+            self.sock.sendall(websocket.upgrade(self.host, more=more))
             self.answer = self.sock.recv(4096)
 
     def __enter__(self) -> "Raw":

@@ -16,15 +16,15 @@ from quintet.broker.core import BrokerOptions
 from quintet.delivery.delivered import DeliveredRanges, LaneRanges, joined
 from quintet.model.errors import QuintetError
 from quintet.model.tasks import start
-from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.mapping import tag_of
-from quintet.protocols.fast import codec as fast_codec
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
 from tests.broker.parts import all_rows
 from tests.protocols.blipmq.helpers import publish, ready, subscribed, tags_of, values_of
 from tests.protocols.fast import helpers as fast
 from tests.protocols.flymq.helpers import Client, abandon, configure, make_sim, parse, power_cut, request
+from tests.wire import blipmq as wire
+from tests.wire import fast as fast_wire
 
 Rows = list[dict[str, Any]]
 
@@ -50,7 +50,7 @@ def row(
 
 
 def ack(subscription: int, offset: int) -> bytes:
-    return codec.ack(tag_of(0, offset), subscription)
+    return wire.ack(tag_of(0, offset), subscription)
 
 
 class PeerbusPeer(Peer):
@@ -118,10 +118,10 @@ def test_polls_count_and_a_second_attempt_is_a_second_row() -> None:
     peer = ready(sim, 1)
     id = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"a", b"b"))
-    assert values_of(peer.exchange(codec.poll(9, id))) == [b"a"]
+    assert values_of(peer.exchange(wire.poll(9, id))) == [b"a"]
     peer.close()
     other = ready(sim, 1)
-    assert values_of(other.exchange(codec.poll(9, id))) == [b"a"]
+    assert values_of(other.exchange(wire.poll(9, id))) == [b"a"]
     other.exchange(ack(id, 0) + ack(id, 0) + ack(id, 1))  # what is not pending is not acknowledged
     assert later(sim) == [row("deliver", 0, 1), row("deliver", 0, 1), row("ack", 0, 1)]
 
@@ -249,8 +249,8 @@ def test_members_of_a_fast_queue() -> None:
     """A backlog goes to who comes first and then to who is left; competing members have each their own rows."""
     sim = fast.FastSim()
     ann, bob = fast.token("ann"), fast.token("bob")
-    first = sim.peer(fast_codec.create(ann, b"demo", 0x01), fast_codec.subscribe(ann, fast.DEMO))
-    second = sim.peer(fast_codec.subscribe(bob, fast.DEMO))
+    first = sim.peer(fast_wire.create(ann, b"demo", 0x01), fast_wire.subscribe(ann, fast.DEMO))
+    second = sim.peer(fast_wire.subscribe(bob, fast.DEMO))
     writer = sim.peer(fast.publish(ann, b"1", b"2"))
     first.close()
     writer.ask(fast.publish(ann, b"3"))
@@ -263,7 +263,7 @@ def test_members_of_a_fast_queue() -> None:
     )
     sim = fast.FastSim()
     for jwt in (ann, bob):
-        sim.peer(fast_codec.create(ann, b"demo", 0x04), fast_codec.subscribe(jwt, fast.DEMO))
+        sim.peer(fast_wire.create(ann, b"demo", 0x04), fast_wire.subscribe(jwt, fast.DEMO))
     sim.peer(fast.publish(ann, *[b"x"] * 6))
     found = later(sim)
     assert sum(each["last"] - each["first"] for each in found) == 6, "each record went to exactly one of them"
@@ -298,7 +298,7 @@ def test_a_restart_keeps_rows_and_loses_none_at_the_stop() -> None:
     expected = [row("deliver", 0, 2), row("ack", 0, 1), row("deliver", 0, 1, "flymq", "admin", "f")]
     assert rows(sim) == expected
     again = ready(sim, 2)
-    assert values_of(again.exchange(codec.poll(9, id))) == [b"b"], "the acknowledgement was saved behind its row"
+    assert values_of(again.exchange(wire.poll(9, id))) == [b"b"], "the acknowledgement was saved behind its row"
     assert later(sim) == [*expected, row("deliver", 1, 2)]
 
 
@@ -394,7 +394,7 @@ def test_no_state_without_the_rows_that_led_to_it(seed: int) -> None:
     assert wrong == []
     peer = ready(sim, 2)
     (subscription,) = sim.broker.subscriptions.all()
-    peer.exchange(codec.poll(9, subscription.id) + publish(b"t", b"y"))
+    peer.exchange(wire.poll(9, subscription.id) + publish(b"t", b"y"))
     assert later(sim)[-1]["event"] == "deliver" and unexplained(sim) == []
 
 
@@ -428,7 +428,7 @@ def test_a_killed_broker_left_rows_before_state() -> None:
     sim.disk.kill()
     sim.start()
     assert rows(sim) == [row("deliver", 0, 1), row("ack", 0, 1)]
-    assert values_of(ready(sim, 2).exchange(codec.poll(9, id))) == [b"a"]
+    assert values_of(ready(sim, 2).exchange(wire.poll(9, id))) == [b"a"]
     assert later(sim) == [row("deliver", 0, 1), row("ack", 0, 1), row("deliver", 0, 1)]
 
 
@@ -475,7 +475,7 @@ def test_state_is_saved_although_the_rows_are_lost() -> None:
     assert sim.broker.events.lost == 3
     assert fly.ask("COMMIT", topic="f", group="g", partition=0, offset=1)["success"]
     power_cut(sim, 1)
-    assert values_of(ready(sim, 2).exchange(codec.poll(9, id))) == [b"b"]
+    assert values_of(ready(sim, 2).exchange(wire.poll(9, id))) == [b"b"]
     assert Client(sim, "admin").ask("GET_OFFSET", topic="f", group="g", partition=0)["offset"] == 1
 
 

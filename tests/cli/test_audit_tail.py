@@ -15,11 +15,11 @@ from quintet.cli.folder.audit_tail import Happened, Tail, line, tail
 from quintet.log.embedded.files.segment import HEADER_BYTES, segment_name
 from quintet.log.embedded.follow import Follower
 from quintet.model.errors import DataDirError, TopicNotFound
-from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.mapping import tag_of
 from quintet.testing.line import DATA, SimBroker
 from tests.protocols.blipmq.helpers import publish, ready, subscribed
 from tests.protocols.flymq.helpers import Client, make_sim
+from tests.wire import blipmq as wire
 
 FOLDER = str(DATA)
 
@@ -33,7 +33,7 @@ def story(sim: SimBroker) -> None:
     fly.produce("orders", b"secret", key=b"k1")
     sim.advance(EVERY_US)
     peer.exchange(publish(b"orders", b"x" * 300))
-    peer.exchange(codec.ack(tag_of(0, 0), id))
+    peer.exchange(wire.ack(tag_of(0, 0), id))
     sim.advance(2 * EVERY_US)
     fly.produce("other", b"y")
     sim.advance(2 * EVERY_US)

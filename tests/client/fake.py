@@ -1,5 +1,5 @@
 """A BlipMQ peer that misbehaves on purpose, for what a real server cannot be made to do: cut a frame in half, refuse
-every publish, never answer. Written with the codec from the other side; it keeps no messages.
+every publish, never answer. It keeps no messages.
 """
 
 import asyncio
@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 
-from quintet.protocols.blipmq import codec
-from quintet.protocols.blipmq.codec import Frame
-from quintet.protocols.blipmq.frames import AUTH, FRAME_BYTES_MAX, HELLO, OURS, PING, SUBSCRIBE
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import AUTH, HELLO, OURS, PING, SUBSCRIBE, Frame
 
 SUBSCRIPTION_ID = 7
 
@@ -21,12 +20,6 @@ async def until(check: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it did not come true in time")
-
-
-def deliver(tag: int, topic: bytes, value: bytes, qos: int = 1) -> bytes:
-    """A DELIVER frame: [u8 qos][u64 tag][u16 n][topic][message]."""
-    payload = bytes((qos,)) + tag.to_bytes(8, "big") + len(topic).to_bytes(2, "big") + topic + value
-    return codec.encode(0x0A, tag, payload)
 
 
 class Peer:
@@ -50,18 +43,18 @@ Script = Callable[[Peer, Frame], Awaitable[bool]]
 
 async def polite(peer: Peer, frame: Frame) -> bool:
     """The answers that every test starts from; False when the frame is not one it answers."""
-    if frame.type == HELLO and codec.parse_hello(frame.payload) == OURS:
-        peer.send(codec.nack(frame.correlation_id, 426, "unsupported protocol version"))
+    if frame.kind == HELLO and frame.number == OURS:
+        peer.send(wire.nack(frame.id, 426, "unsupported protocol version"))
         peer.refused = True
-    elif frame.type == AUTH and peer.refused:
-        peer.send(codec.nack(frame.correlation_id, 400, "HELLO not performed"))
+    elif frame.kind == AUTH and peer.refused:
+        peer.send(wire.nack(frame.id, 400, "HELLO not performed"))
         peer.refused = False
-    elif frame.type in (HELLO, AUTH):
-        peer.send(codec.ack(frame.correlation_id, 0))
-    elif frame.type == SUBSCRIBE:
-        peer.send(codec.ack(frame.correlation_id, SUBSCRIPTION_ID))
-    elif frame.type == PING:
-        peer.send(codec.pong(frame.correlation_id))
+    elif frame.kind in (HELLO, AUTH):
+        peer.send(wire.ack(frame.id, 0))
+    elif frame.kind == SUBSCRIBE:
+        peer.send(wire.ack(frame.id, SUBSCRIPTION_ID))
+    elif frame.kind == PING:
+        peer.send(wire.pong(frame.id))
     else:
         return False
     return True
@@ -103,13 +96,9 @@ class FakeServer:
         buffer = b""
         with suppress(ConnectionError):
             while data := await reader.read(65536):
-                buffer += data
-                at = 0
-                view = memoryview(buffer)
-                while frame := codec.decode(view, at, FRAME_BYTES_MAX):
+                found, buffer = wire.split(buffer + data)
+                for frame in found:
                     peer.frames.append(frame)
                     if self.script is None or not await self.script(peer, frame):
                         await polite(peer, frame)
-                    at = frame.end
-                buffer = buffer[at:]
         writer.close()

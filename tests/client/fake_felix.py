@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from quintet import kernel
 from quintet.net.certificates import development_certificate
 from quintet.net.quic_endpoint import make_endpoint
 from quintet.net.quic_events import CONNECTED, DATA
-from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix import frames
+from tests.wire import felix
 
 Message = dict[str, Any]  # JSON; a binary batch is {"type": "batch", "count": n, "request_id": n}
 Answer = Callable[["FakeFelix", int, Message], None]  # (server, stream, message)
@@ -43,7 +43,7 @@ class FakeFelix:
         self.endpoint.close()
 
     def say(self, stream: int, message: Message) -> None:
-        self.send(stream, codec.frame(json.dumps(message).encode()))
+        self.send(stream, felix.json_frame(message))
 
     def send(self, stream: int, data: bytes, end: bool = False) -> None:
         self.endpoint.send(self.connection, stream, [data], end)
@@ -65,16 +65,15 @@ class FakeFelix:
                     self.endpoint.send(event[1], event[2], [], True)
 
     def _data(self, connection: int, stream: int, data: bytes) -> None:
-        data = self._tails.pop((connection, stream), b"") + data
-        known = frames.SERVER_FLAGS & ~frames.EXTENDED
-        items, consumed, _ = kernel.felix_split(data, 0, 1 << 24, known, False, b"test", 0)
-        self._tails[connection, stream] = data[consumed:]
-        for item in items:
+        found, self._tails[connection, stream] = felix.split(self._tails.pop((connection, stream), b"") + data)
+        for flags, payload in found:
             message: Message = {"type": "other"}
-            if item[0] == frames.JSON_ITEM:
-                message = json.loads(item[1])
-            elif item[0] == frames.BATCH_ITEM:
-                message = {"type": "batch", "target": item[1], "count": item[3], "request_id": item[4]}
+            if flags == 0:
+                message = json.loads(payload)
+            elif flags in (felix.BATCH, felix.BATCH | felix.ACKED):
+                batch = felix.read_batch(payload, flags != felix.BATCH)
+                count = len(batch.values)
+                message = {"type": "batch", "target": batch.target, "count": count, "request_id": batch.request}
             self.heard.append(message)
             if message["type"] != "auth":
                 self.answer(self, stream, message)

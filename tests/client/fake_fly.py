@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from quintet.protocols.flymq import codec, frames
+from tests.wire import flymq
 
 Fields = dict[str, Any]
 Script = Callable[["FlyPeer", frames.Operation, Fields], Awaitable[bool]]
@@ -92,8 +93,7 @@ class FakeFly:
         self.peers.append(peer)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
-                header = await reader.readexactly(frames.HEADER_BYTES)
-                _, _, code, _, length = frames.HEADER.unpack(header)
+                _, _, code, _, length = flymq.HEAD.unpack(await reader.readexactly(flymq.HEAD.size))
                 operation = frames.OPERATIONS[code]
                 ask = codec.decode_request(operation, await reader.readexactly(length))
                 peer.asked.append((operation.name, ask))

@@ -26,9 +26,10 @@ from quintet.client.core.errors import (
 from quintet.client.links import fast
 from quintet.client.links.fast import KeyUpdate, Queues
 from quintet.model.errors import QuintetError
-from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire
+from quintet.protocols.fast import frames
 from tests.client.server import Server, running
+from tests.wire import fast as packets
 
 
 async def test_publish_and_receive(server: Server, topic: str) -> None:
@@ -251,9 +252,9 @@ async def lying(script: Script) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(2)
-        writer.write(codec.ok(frames.EXTEND, 0))
+        writer.write(packets.ok(frames.EXTEND, 0))
         await reader.readexactly(2 + 1 + 4)
-        writer.write(codec.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "no such topic"))
+        writer.write(packets.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "no such topic"))
         await script(reader, writer)
         await reader.read()  # until the client is done
 
@@ -265,7 +266,7 @@ async def lying(script: Script) -> AsyncIterator[str]:
     "data",
     [
         b"\x99",
-        codec.ok(frames.PUBLISH, 7),
+        packets.ok(frames.PUBLISH, 7),
         b"\x7e\x03\x00\x00\x00\x07\x00\x05\x00",
         b"\x04\x00\x00\x00\x07\xff\xff\xff\xff",
     ],
@@ -284,15 +285,15 @@ async def test_a_late_answer_to_a_publish_is_not_taken_for_the_next_ones() -> No
     go = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        size = len(codec.publish(b"", 0, b"x"))
+        size = len(packets.publish(b"", 0, b"x"))
         first = await reader.readexactly(size)
         topic = int.from_bytes(first[2:6], "big")
         await reader.readexactly(size)
-        writer.write(codec.error(frames.PUBLISH, topic, wire.NO_TOPIC, "late"))
-        writer.write(codec.ok(frames.PUBLISH, topic)[:5])
+        writer.write(packets.error(frames.PUBLISH, topic, wire.NO_TOPIC, "late"))
+        writer.write(packets.ok(frames.PUBLISH, topic)[:5])
         await writer.drain()
         await go.wait()
-        writer.write(codec.ok(frames.PUBLISH, topic)[5:])
+        writer.write(packets.ok(frames.PUBLISH, topic)[5:])
 
     async with lying(script) as url, quintet.connect(url) as bus:
         with pytest.raises(Timeout):
@@ -317,23 +318,23 @@ async def test_a_server_that_does_not_know_extend() -> None:
 async def show(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, code: int = wire.NO_TOPIC) -> bytes:
     """Take what a renewal shows its token with, and answer."""
     packet = await reader.readexactly(2 + 1 + 4)
-    writer.write(codec.error(frames.UNSUBSCRIBE, 0, code, "of no topic"))
+    writer.write(packets.error(frames.UNSUBSCRIBE, 0, code, "of no topic"))
     return packet
 
 
 async def renewing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
     """A SUBSCRIBE, answered, and a renewal up to its own SUBSCRIBE, which is not. On the link for publishing, where
     nothing is subscribed, there is no more than the renewal: EOF is not far."""
-    size = len(codec.subscribe(b"", 0))
+    size = len(packets.subscribe(b"", 0))
     kind = await reader.readexactly(1)
     if kind[0] == frames.UNSUBSCRIBE:
         await reader.readexactly(size)
-        writer.write(codec.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "of no topic"))
+        writer.write(packets.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "of no topic"))
         await reader.readexactly(1)
     topic = int.from_bytes((await reader.readexactly(size - 1))[-4:], "big")
-    writer.write(codec.ok(frames.SUBSCRIBE, topic))
-    assert await show(reader, writer) == codec.unsubscribe(b"u", 0)
-    assert await reader.readexactly(size) == codec.subscribe(b"", topic)
+    writer.write(packets.ok(frames.SUBSCRIBE, topic))
+    assert await show(reader, writer) == packets.unsubscribe(b"u", 0)
+    assert await reader.readexactly(size) == packets.subscribe(b"", topic)
     return topic
 
 
@@ -342,8 +343,8 @@ async def test_an_end_that_crosses_a_renewal_is_not_its_answer() -> None:
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         topic = await renewing(reader, writer)
-        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
-        writer.write(codec.ok(frames.SUBSCRIBE, topic) + codec.message(topic, b"after"))
+        writer.write(packets.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
+        writer.write(packets.ok(frames.SUBSCRIBE, topic) + packets.message(topic, b"after"))
 
     async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q") as sub:
         await bus.request("RENEW", token="u")
@@ -354,8 +355,8 @@ async def test_an_end_that_crosses_a_renewal_is_not_its_answer() -> None:
 async def test_an_end_that_crosses_a_renewal_that_is_refused_is_the_end() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         topic = await renewing(reader, writer)
-        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
-        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.KEY, "not this one either"))
+        writer.write(packets.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
+        writer.write(packets.error(frames.SUBSCRIBE, topic, wire.KEY, "not this one either"))
 
     async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q") as sub:
         with pytest.raises(WrongKey):
@@ -371,7 +372,7 @@ async def test_a_link_that_refuses_a_renewal_does_not_keep_others_from_theirs() 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         topic = await renewing(reader, writer)
         renewed.append(topic)
-        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.KEY, "of another queue"))
+        writer.write(packets.error(frames.SUBSCRIBE, topic, wire.KEY, "of another queue"))
 
     async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q"), bus.subscribe("r"):
         with pytest.raises(WrongKey):
@@ -390,7 +391,7 @@ async def publishes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         assert head[0] == frames.PUBLISH
         tokens.append(await reader.readexactly(head[1]))
         rest = await reader.readexactly(4 + 4 + 1)
-        writer.write(codec.ok(frames.PUBLISH, int.from_bytes(rest[:4], "big")))
+        writer.write(packets.ok(frames.PUBLISH, int.from_bytes(rest[:4], "big")))
     return tokens
 
 
@@ -402,10 +403,10 @@ async def test_the_token_is_shown_once_and_again_when_it_changes() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tokens.extend(await publishes(reader, writer, 2))
         packet = await reader.readexactly(2 + 1 + 4)
-        assert packet == codec.unsubscribe(b"u", 0)
+        assert packet == packets.unsubscribe(b"u", 0)
         shown.set()
         tokens.extend(await publishes(reader, writer, 1))
-        writer.write(codec.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "of no topic"))
+        writer.write(packets.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "of no topic"))
         tokens.extend(await publishes(reader, writer, 1))
 
     async with lying(script) as url, quintet.connect(url) as bus:

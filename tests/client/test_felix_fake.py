@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,19 @@ from quintet.client.links.felix_source import Lagged, Names
 from quintet.model.errors import QuintetError
 from quintet.protocols.felix import codec, frames
 from tests.client.fake_felix import FakeFelix, Message, fake
+from tests.wire import felix as wire
 
 
 def events(base: int, *values: bytes) -> bytes:
     """A frame of messages with offsets."""
-    rows = b"".join(struct.pack(">I", len(value)) + value for value in values)
-    return codec.frame(struct.pack(">QI", base, len(values)) + rows, frames.EVENTS | frames.OFFSETS)
+    return wire.events(*values, base=base)
 
 
 def friendly(server: FakeFelix, stream: int, message: Message) -> None:
     """Takes all that is published, and answers the rest with ok."""
     if message["type"] == "batch":
         if message["request_id"] >= 0:
-            server.send(stream, codec.publish_ack(message["request_id"]))
+            server.send(stream, wire.ack(0, message["request_id"]))
     elif message["type"] == "publish_batch":
         server.say(stream, {"type": "publish_ok", "request_id": message["request_id"]})
     elif message["type"] == "subscribe":
@@ -65,7 +64,7 @@ async def test_a_server_that_says_no_flags_gets_what_the_first_version_had(tmp_p
         if message["type"] == "subscribe":
             there = server.events(message["subscription_id"])
             server.say(there, {"type": "event", "payload": "YQ==", "tenant_id": "", "namespace": "", "stream": "t"})
-            server.send(there, codec.frame(struct.pack(">IIc", 1, 1, b"b"), frames.EVENTS))
+            server.send(there, wire.events(b"b"))
             server.say(there, {"type": "event_batch", "payloads": ["Yw==", "ZA=="], "base_offset": 7})
 
     async with fake(tmp_path, answer, flags=None) as server, quintet.connect(server.url) as bus:
@@ -98,7 +97,7 @@ async def test_large_calls_are_several_frames_and_one_answer(tmp_path: Path) -> 
 async def test_what_one_frame_is_refused_for_is_told_to_its_calls(tmp_path: Path) -> None:
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
         if message["type"] == "batch" and b"busy" in message["target"]:
-            server.send(stream, codec.publish_ack(message["request_id"], "server overloaded: later", failed=True))
+            server.send(stream, wire.ack(1, message["request_id"], b"server overloaded: later"))
         else:
             friendly(server, stream, message)
 
@@ -116,7 +115,7 @@ async def test_what_one_frame_is_refused_for_is_told_to_its_calls(tmp_path: Path
 async def test_a_stream_that_ends_is_opened_again_on_the_same_connection(tmp_path: Path) -> None:
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
         if message["type"] == "batch" and b"secret" in message["target"]:
-            server.send(stream, codec.publish_ack(message["request_id"], "forbidden", failed=True), end=True)
+            server.send(stream, wire.ack(1, message["request_id"], b"forbidden"), end=True)
         else:
             friendly(server, stream, message)
 
@@ -133,7 +132,7 @@ async def test_a_stream_that_ends_is_opened_again_on_the_same_connection(tmp_pat
 )
 async def test_refused_at_the_door(tmp_path: Path, text: str, kind: type[QuintetError]) -> None:
     async with fake(tmp_path, friendly) as server:
-        server.greet = lambda stream: server.send(stream, codec.frame(codec_error(text)), end=True)
+        server.greet = lambda stream: server.send(stream, wire.frame(codec_error(text)), end=True)
         with pytest.raises(kind, match=text):
             await quintet.connect(server.url).open()
 
@@ -328,11 +327,11 @@ async def test_packed(tmp_path: Path) -> None:
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
         friendly(server, stream, message)
         if message["type"] == "other":
-            server.send(stream, codec.publish_ack(2))
+            server.send(stream, wire.ack(0, 2))
         elif message["type"] == "subscribe":
             there = server.events(message["subscription_id"])
             flags = frames.EVENTS | frames.OFFSETS | frames.ZSTD
-            whole, broken = codec.packed(events(3, b"x" * 2_000), 1, 1 << 20), codec.frame(b"no frame of zstd", flags)
+            whole, broken = codec.packed(events(3, b"x" * 2_000), 1, 1 << 20), wire.frame(b"no frame of zstd", flags)
             server.send(there, broken if message["stream"] == "broken" else whole)
 
     async with fake(tmp_path, answer) as server, quintet.connect(f"{server.url}&compression=zstd") as bus:

@@ -24,10 +24,11 @@ from quintet.client.core.errors import (
 )
 from quintet.client.links import quic
 from quintet.client.links.felix_source import Lagged
-from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix import frames
 from tests.client.fake_felix import FakeFelix, Message, fake
 from tests.client.server import Server
 from tests.client.test_felix_fake import events, friendly, kinds, until
+from tests.wire import felix as wire
 
 
 def subscribed(server: FakeFelix, stream: int, message: Message, *frames: bytes) -> int:
@@ -252,7 +253,7 @@ async def test_acknowledged_messages_are_remembered_within_bounds(
 async def test_an_empty_batch_is_nothing(tmp_path: Path) -> None:
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
         if message["type"] == "subscribe":
-            empty = codec.frame(json.dumps({"type": "event_batch", "payloads": []}).encode())
+            empty = wire.json_frame({"type": "event_batch", "payloads": []})
             subscribed(server, stream, message, empty, events(0, b"x"))
         else:
             friendly(server, stream, message)
@@ -286,7 +287,7 @@ async def test_streams_that_nobody_asked_for_are_given_up(tmp_path: Path) -> Non
             hello = json.dumps({"type": "event_stream_hello", "subscription_id": message["subscription_id"]}).encode()
             endless = server.endpoint.open(server.connection, False)
             server.send(endless, frames.HEADER.pack(frames.MAGIC, frames.VERSION, 0, 1 << 24) + bytes(100_000))
-            server.send(endless, codec.frame(hello) + events(9, b"forged"))
+            server.send(endless, wire.frame(hello) + events(9, b"forged"))
         else:
             friendly(server, stream, message)
 
@@ -302,7 +303,7 @@ async def test_data_of_a_forgotten_stream_begins_nothing(tmp_path: Path) -> None
         connection = _connection(bus)
         connection._flows[3] = connection._incoming(3)
         connection.forget(3)
-        hello = codec.frame(json.dumps({"type": "event_stream_hello", "subscription_id": 1}).encode())
+        hello = wire.json_frame({"type": "event_stream_hello", "subscription_id": 1})
         connection._on((quic.DATA, connection._number, 3, hello + events(9, b"forged"), False))
         assert sub.queued == 0 and 3 not in connection._flows
 
@@ -312,7 +313,7 @@ async def test_what_no_reader_expects_ends_the_subscription_and_nothing_else(tmp
 
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
         if message["type"] == "subscribe":
-            subscribed(server, stream, message, codec.frame(said))
+            subscribed(server, stream, message, wire.frame(said))
         else:
             friendly(server, stream, message)
 
@@ -372,7 +373,7 @@ async def test_a_key_that_came_back_is_not_told_to_be_gone(tmp_path: Path) -> No
         id = message.get("request_id")
         if message["type"] == "cache_watch":
             watches += 1
-            subscribed(server, stream, message, codec.frame(json.dumps(change(watches)).encode()))
+            subscribed(server, stream, message, wire.json_frame(change(watches)))
         elif message["type"] == "cache_get":
             gone = {"type": "cache_value", "key": "k", "value": None, "request_id": id}
             asyncio.get_running_loop().call_later(0.1, server.say, stream, gone)
@@ -394,7 +395,7 @@ async def test_a_key_that_came_back_is_not_told_to_be_gone(tmp_path: Path) -> No
 async def test_a_tenant_s_limit_says_what_to_raise(tmp_path: Path) -> None:
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
         text = "tenant 't1' has 2 streams, its limit is 2"
-        server.send(stream, codec.publish_ack(message["request_id"], text, True))
+        server.send(stream, wire.ack(1, message["request_id"], text.encode()))
 
     async with fake(tmp_path, answer) as server, quintet.connect(server.url) as bus:
         with pytest.raises(LimitExceeded) as raised:

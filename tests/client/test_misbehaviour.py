@@ -9,18 +9,18 @@ import quintet
 from quintet.client.core import base
 from quintet.client.core.errors import ConnectionLost, DeliveryError, ProtocolError, StorageError, Timeout
 from quintet.client.core.publishing import FAILURES_KEPT_MAX
-from quintet.protocols.blipmq import codec
-from quintet.protocols.blipmq.codec import Frame
 from quintet.protocols.blipmq.frames import ACK, HELLO, PING, POLL, PUBLISH, SUBSCRIBE
-from tests.client.fake import SUBSCRIPTION_ID, FakeServer, Peer, deliver, polite
+from tests.client.fake import SUBSCRIPTION_ID, FakeServer, Peer, polite
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import Frame
 
 FULL = "durable publish failed: no space"
 
 
 async def test_a_storm_of_nacks() -> None:
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == PUBLISH and not frame.payload.endswith(b"ok"):
-            peer.send(codec.nack(frame.correlation_id, 500, FULL))
+        if frame.kind == PUBLISH and not frame.payload.endswith(b"ok"):
+            peer.send(wire.nack(frame.id, 500, FULL))
         return await polite(peer, frame)
 
     async with FakeServer(script) as fake, quintet.connect(fake.url) as bus:
@@ -38,15 +38,15 @@ async def test_a_storm_of_nacks() -> None:
 
 async def test_each_caller_of_a_shared_write_gets_its_own_answer() -> None:
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == PUBLISH and frame.payload.endswith(b"bad"):
-            peer.send(codec.nack(frame.correlation_id, 500, FULL))
+        if frame.kind == PUBLISH and frame.payload.endswith(b"bad"):
+            peer.send(wire.nack(frame.id, 500, FULL))
         return await polite(peer, frame)
 
     async with FakeServer(script) as fake, quintet.connect(fake.url) as bus:
         values = [b"good", b"bad", b"good", b"bad"]
         answers = await asyncio.gather(*(bus.publish("t", value) for value in values), return_exceptions=True)
         assert [isinstance(answer, StorageError) for answer in answers] == [False, True, False, True]
-        assert [frame.type for frame in fake.peers[0].frames].count(PING) == 1
+        assert [frame.kind for frame in fake.peers[0].frames].count(PING) == 1
 
 
 async def test_a_connection_cut_inside_a_frame() -> None:
@@ -55,10 +55,10 @@ async def test_a_connection_cut_inside_a_frame() -> None:
 
     async def script(peer: Peer, frame: Frame) -> bool:
         nonlocal cuts
-        if frame.type not in (SUBSCRIBE, POLL):
+        if frame.kind not in (SUBSCRIBE, POLL):
             return False
         await polite(peer, frame)
-        whole = deliver(1, b"t", b"first") + deliver(2, b"t", b"second" * 100)
+        whole = wire.deliver(1, b"t", b"first") + wire.deliver(2, b"t", b"second" * 100)
         if cuts:
             cuts -= 1
             peer.send(whole[:-50])
@@ -77,17 +77,17 @@ async def test_a_connection_cut_inside_a_frame() -> None:
             assert msg.value == b"first"
         assert msg.value == b"second" * 100
         assert sub.id == SUBSCRIPTION_ID
-        polls = [frame for peer in fake.peers for frame in peer.frames if frame.type == POLL]
-        assert [codec.parse_u64(frame.payload) for frame in polls] == [SUBSCRIPTION_ID] * 3
+        polls = [frame for peer in fake.peers for frame in peer.frames if frame.kind == POLL]
+        assert [frame.number for frame in polls] == [SUBSCRIPTION_ID] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 13, 14, 50, 1000])
 async def test_every_chunking_gives_the_same_messages(size: int) -> None:
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type != SUBSCRIBE:
+        if frame.kind != SUBSCRIBE:
             return False
-        whole = codec.ack(frame.correlation_id, SUBSCRIPTION_ID)
-        whole += b"".join(deliver(tag, b"t", b"v" * tag) for tag in range(1, 8))
+        whole = wire.ack(frame.id, SUBSCRIPTION_ID)
+        whole += b"".join(wire.deliver(tag, b"t", b"v" * tag) for tag in range(1, 8))
         for at in range(0, len(whole), size):
             peer.send(whole[at : at + size])
             await peer.writer.drain()
@@ -103,13 +103,13 @@ async def test_a_message_in_hand_is_not_handed_out_twice() -> None:
     """The server delivers again what is still queued or being worked on here; what failed comes through."""
 
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == SUBSCRIBE:
+        if frame.kind == SUBSCRIBE:
             await polite(peer, frame)
-            peer.send(deliver(1, b"t", b"a") + deliver(2, b"t", b"b"))
-            peer.send(deliver(1, b"t", b"a") + deliver(2, b"t", b"b"))
+            peer.send(wire.deliver(1, b"t", b"a") + wire.deliver(2, b"t", b"b"))
+            peer.send(wire.deliver(1, b"t", b"a") + wire.deliver(2, b"t", b"b"))
             return True
-        if frame.type == PING:
-            peer.send(deliver(1, b"t", b"a"))
+        if frame.kind == PING:
+            peer.send(wire.deliver(1, b"t", b"a"))
         return False
 
     async with FakeServer(script) as fake, quintet.connect(fake.url) as bus, bus.subscribe("t") as sub:
@@ -126,9 +126,9 @@ async def test_a_message_in_hand_is_not_handed_out_twice() -> None:
 
 async def test_acknowledgements_are_gathered() -> None:
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == SUBSCRIBE:
+        if frame.kind == SUBSCRIBE:
             await polite(peer, frame)
-            peer.send(b"".join(deliver(tag, b"t", b"") for tag in range(1, 601)))
+            peer.send(b"".join(wire.deliver(tag, b"t", b"") for tag in range(1, 601)))
             return True
         return False
 
@@ -136,9 +136,9 @@ async def test_acknowledgements_are_gathered() -> None:
         async with bus.subscribe("t") as sub:
             for _ in range(600):
                 await (await sub.get()).ack()
-        acks = [frame for frame in fake.peers[1].frames if frame.type == ACK]
-        assert [frame.correlation_id for frame in acks] == list(range(1, 601))
-        assert {codec.parse_u64(frame.payload) for frame in acks} == {SUBSCRIPTION_ID}
+        acks = [frame for frame in fake.peers[1].frames if frame.kind == ACK]
+        assert [frame.id for frame in acks] == list(range(1, 601))
+        assert {frame.number for frame in acks} == {SUBSCRIPTION_ID}
 
 
 async def test_a_peer_that_speaks_something_else() -> None:
@@ -154,10 +154,10 @@ async def test_a_peer_that_speaks_something_else() -> None:
 
 async def test_an_older_server() -> None:
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == HELLO:
-            peer.send(codec.nack(frame.correlation_id, 426, "unsupported protocol version"))
+        if frame.kind == HELLO:
+            peer.send(wire.nack(frame.id, 426, "unsupported protocol version"))
         else:
-            peer.send(codec.nack(frame.correlation_id, 400, "HELLO not performed"))
+            peer.send(wire.nack(frame.id, 400, "HELLO not performed"))
         return True
 
     async with FakeServer(script) as fake:
@@ -183,7 +183,7 @@ async def test_a_peer_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None
     silent = False
 
     async def script(peer: Peer, frame: Frame) -> bool:
-        return silent and frame.type == PING
+        return silent and frame.kind == PING
 
     async with (
         FakeServer(script) as fake,
@@ -202,20 +202,20 @@ async def test_a_publish_outlives_a_silent_peer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(base, "HEARTBEAT_S", 0.02)
 
     async def script(peer: Peer, frame: Frame) -> bool:
-        return frame.type == PING and peer is fake.peers[0]
+        return frame.kind == PING and peer is fake.peers[0]
 
     async with FakeServer(script) as fake, quintet.connect(fake.url) as bus:
         assert (await bus.publish("t", b"x", retry=True)).durable
         assert bus.reconnects == 1
-        assert [frame.type for frame in fake.peers[1].frames].count(PUBLISH) == 1
+        assert [frame.kind for frame in fake.peers[1].frames].count(PUBLISH) == 1
 
 
 async def test_a_nack_that_nobody_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "quintet.client")
 
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == PUBLISH:
-            peer.send(codec.nack(frame.correlation_id, 400, "invalid PUBLISH payload"))
+        if frame.kind == PUBLISH:
+            peer.send(wire.nack(frame.id, 400, "invalid PUBLISH payload"))
             return True
         return False
 

@@ -6,11 +6,11 @@ import pytest
 
 import quintet
 from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, TooLarge
-from quintet.protocols.blipmq import codec
-from quintet.protocols.blipmq.codec import Frame
 from quintet.protocols.blipmq.frames import PING, PUBLISH
 from tests.client.fake import FakeServer, Peer, polite
 from tests.client.server import Server
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import Frame
 
 
 async def test_everything_sent_arrives_in_order(url: str, topic: str) -> None:
@@ -60,8 +60,8 @@ async def test_the_bound_holds(own_server: Server, topic: str) -> None:
 
 async def test_errors_are_gathered() -> None:
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == PUBLISH and frame.payload.endswith(b"bad"):
-            peer.send(codec.nack(frame.correlation_id, 500, "durable publish failed: no space"))
+        if frame.kind == PUBLISH and frame.payload.endswith(b"bad"):
+            peer.send(wire.nack(frame.id, 500, "durable publish failed: no space"))
         return await polite(peer, frame)
 
     async with FakeServer(script) as fake, quintet.connect(fake.url) as bus, bus.producer("t") as producer:
@@ -79,7 +79,7 @@ async def test_a_lost_connection_fails_or_is_retried() -> None:
 
     async def script(peer: Peer, frame: Frame) -> bool:
         nonlocal lose
-        if frame.type == PING and lose and any(f.type == PUBLISH for f in peer.frames):
+        if frame.kind == PING and lose and any(f.kind == PUBLISH for f in peer.frames):
             lose = False
             peer.cut()
             return True

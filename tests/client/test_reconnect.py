@@ -6,11 +6,11 @@ import pytest
 
 import quintet
 from quintet.client.core.errors import AuthError, ConnectionLost, Timeout
-from quintet.protocols.blipmq import codec
-from quintet.protocols.blipmq.codec import Frame
 from quintet.protocols.blipmq.frames import AUTH
 from tests.client.fake import FakeServer, Peer, polite, until
 from tests.client.server import Server
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import Frame
 
 
 async def test_the_iterator_goes_on_after_a_restart(own_server: Server, topic: str) -> None:
@@ -122,8 +122,8 @@ async def test_a_key_taken_away_ends_it() -> None:
     refuse = False
 
     async def script(peer: Peer, frame: Frame) -> bool:
-        if frame.type == AUTH and refuse:
-            peer.send(codec.nack(frame.correlation_id, 401, "invalid API key"))
+        if frame.kind == AUTH and refuse:
+            peer.send(wire.nack(frame.id, 401, "invalid API key"))
             return True
         return await polite(peer, frame)
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.crash import fast_wire, felix_judge, load, peer_wire, reader, tamper
+from tests.crash import felix_judge, load, reader, tamper
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Command, Launcher, NotStarted
 from tests.crash.doors_load import (
     JOIN_S,
@@ -46,9 +46,9 @@ from tests.crash.doors_load import (
     payload,
     rotated,
 )
-from tests.crash.fast_wire import FastWire
 from tests.crash.felix_load import FelixClients, FelixDoor
 from tests.crash.load import History, Load
+from tests.wire import fast, peerbus
 
 KILLS_PER_DIRECTORY = 8
 LOAD_S = (0.1, 0.6)
@@ -268,7 +268,7 @@ class Campaign:
         for problem in story.problems:
             self.counts.note("wrong", problem)
         self._judge_blip(history, broker, before, after, settled)
-        with FastWire(broker.fast) as wire:
+        with fast.Client(broker.fast) as wire:
             for queue in story.queues:
                 self._judge_queue(queue, after)
                 self._judge_key(queue, wire)
@@ -311,7 +311,7 @@ class Campaign:
         for number in sorted(queue.acked - set(numbers))[:3]:
             self.counts.note("lost", f"{queue.name} {number} was answered with OK")
 
-    def _judge_key(self, queue: Queue, wire: FastWire) -> None:
+    def _judge_key(self, queue: Queue, wire: fast.Client) -> None:
         """Which key opens the topic? What was not answered is settled here."""
         if not queue.made:
             return  # CREATE was not answered: it is asked again
@@ -327,12 +327,12 @@ class Campaign:
             self.counts.note("key", f"{queue.name} does not take its key {queue.key}")
         queue.asked = ""
 
-    def _opens(self, queue: Queue, wire: FastWire, key: str) -> bool:
+    def _opens(self, queue: Queue, wire: fast.Client, key: str) -> bool:
         """Whether a publish with this key is taken. Its number is one of the topic's."""
         number = queue.attempted
         queue.attempted += 1
-        (answer,) = wire.ask(fast_wire.publish(queue.token(key), queue.id, payload(number)))
-        if answer.code not in (0, fast_wire.WRONG_KEY):
+        (answer,) = wire.ask(fast.publish(queue.token(key), queue.id, payload(number)))
+        if answer.code not in (0, fast.WRONG_KEY):
             self.counts.note("lost", f"{queue.name}: {answer}")
         (queue.refused if answer.code else queue.acked).add(number)
         return answer.code == 0
@@ -382,7 +382,7 @@ class Campaign:
                 self.counts.redelivered += len(known)
                 for key in sorted(due - consumer.seen)[:3]:
                     self.counts.note("undelivered", f"{key} did not come to {mailbox.name}")
-        except (peer_wire.Gone, AssertionError) as error:
+        except (peerbus.Closed, AssertionError) as error:
             self.counts.note("undelivered", f"{mailbox.name}: {error}")
 
     def _took(self, consumer: Consumer, mailbox: Mailbox, key: str | None, killed_at: float) -> None:
@@ -400,9 +400,9 @@ class Campaign:
         if not story.peers[name].registered:
             return
         try:
-            peer_wire.PeerWire(doors.websocket, name, OTHER_TOKEN, websocket=True).close()
+            peerbus.Client(doors.websocket, name, OTHER_TOKEN, websocket=True).close()
             self.counts.note("name", f"{name} was given to another owner")
-        except peer_wire.Gone as gone:
+        except peerbus.Closed as gone:
             if (gone.code, str(gone)) != CLAIMED:
                 self.counts.note("name", f"{name} is refused with {gone.code} {gone}")
 
@@ -419,7 +419,7 @@ class Campaign:
         doors = doors_of(broker)
         for mailbox in story.peers.values():
             with doors.peer(mailbox.name) as wire:
-                wire.send(*(letter(mailbox.name, number) for number in mailbox.missing))
+                wire.say(*(letter(mailbox.name, number) for number in mailbox.missing))
                 wire.peers()
                 consumer = Consumer(wire, mailbox)
                 while consumer.take(QUIET_S) is not None:
@@ -442,8 +442,8 @@ class Campaign:
             if queue.name not in after:
                 continue
             wanted = list(after[queue.name].values.values())
-            with FastWire(broker.fast) as wire:
-                found = wire.subscribe(queue.token(queue.key), queue.id, len(wanted))
+            with fast.Client(broker.fast) as wire:
+                found = wire.messages(queue.token(queue.key), queue.id, len(wanted))
             if found != wanted:
                 self.counts.note(
                     "undelivered", f"{queue.name} has {len(wanted)}, its subscriber got {len(found)} or others"

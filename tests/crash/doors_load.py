@@ -16,10 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.crash import fast_wire, peer_wire
-from tests.crash.fast_wire import FastWire
 from tests.crash.felix_load import FelixStory
-from tests.crash.peer_wire import PeerWire
+from tests.wire import fast, peerbus
 
 FAST_TOPICS = ("fast-0", "fast-1")
 PEERS = ("p0", "p1", "p2", "p3")
@@ -41,7 +39,7 @@ def payload(number: int) -> bytes:
 
 def letter(sender: str, number: int) -> bytes:
     to = PEERS[(PEERS.index(sender) + 1) % len(PEERS)]
-    return peer_wire.envelope(f"{sender}-{number}", sender, to, f'{{"n":{number},"x":"{"y" * (number * 31 % 300)}"}}')
+    return peerbus.envelope(f"{sender}-{number}", sender, to, f'{{"n":{number},"x":"{"y" * (number * 31 % 300)}"}}')
 
 
 @dataclass
@@ -60,10 +58,10 @@ class Queue:
 
     @property
     def id(self) -> int:
-        return fast_wire.number(self.name)
+        return fast.topic_id(self.name.encode())
 
     def token(self, key: str) -> bytes:
-        return fast_wire.token(self.name, key, "publish", "subscribe", "rotate")
+        return fast.token(self.name, key, "publish", "subscribe", "rotate")
 
 
 @dataclass
@@ -104,9 +102,9 @@ class Doors:
     websocket: str
     lines: str
 
-    def peer(self, name: str, token: str = peer_wire.TOKEN) -> PeerWire:
+    def peer(self, name: str, token: str = peerbus.TOKEN) -> peerbus.Client:
         websocket = PEERS.index(name) % 2 == 0
-        return PeerWire(self.websocket if websocket else self.lines, name, token, websocket)
+        return peerbus.Client(self.websocket if websocket else self.lines, name, token, websocket)
 
 
 class Clients:
@@ -135,7 +133,7 @@ class Clients:
     def _guard(self, work: Callable[..., None], one: object, chance: random.Random) -> None:
         try:
             work(one, chance)
-        except (fast_wire.Gone, peer_wire.Gone):
+        except (fast.Closed, peerbus.Closed):
             return  # the broker was killed: what was promised until then is in the story
         except AssertionError as error:
             self._story.problems.append(f"{work.__name__}: {error}")
@@ -143,33 +141,33 @@ class Clients:
     # -- Fast --------------------------------------------------------------------------------------------------------
 
     def _publish(self, queue: Queue, chance: random.Random) -> None:
-        with FastWire(self._doors.fast) as wire:
+        with fast.Client(self._doors.fast) as wire:
             if not queue.made:
                 create(wire, queue)
             while not self._stop.is_set():
                 self._burst(wire, queue, chance)
 
-    def _burst(self, wire: FastWire, queue: Queue, chance: random.Random) -> None:
+    def _burst(self, wire: fast.Client, queue: Queue, chance: random.Random) -> None:
         first, jwt = queue.attempted, queue.token(queue.key)
         numbers = range(first, first + chance.randint(1, BURST_MAX))
-        asked = [fast_wire.publish(jwt, queue.id, payload(number)) for number in numbers]
+        asked = [fast.publish(jwt, queue.id, payload(number)) for number in numbers]
         late = range(0)
         if chance.random() < ROTATIONS:
             queue.keys += 1
             queue.asked = f"k{queue.keys}"
             late = range(numbers.stop, numbers.stop + chance.randint(0, LATE_MAX))
-            asked.append(fast_wire.rotate(jwt, queue.id, queue.asked))
-            asked += [fast_wire.publish(jwt, queue.id, payload(number)) for number in late]
+            asked.append(fast.rotate_key(jwt, queue.id, queue.asked.encode()))
+            asked += [fast.publish(jwt, queue.id, payload(number)) for number in late]
             queue.refused.update(late)
         queue.attempted = max(numbers.stop, late.stop)
         answers = wire.ask(b"".join(asked), len(asked))
         for number, answer in zip(numbers, answers, strict=False):
-            assert answer == (fast_wire.PUBLISH, queue.id, 0, ""), answer
+            assert answer == (fast.PUBLISH, queue.id, 0, ""), answer
             queue.acked.add(number)
         if len(answers) > len(numbers):
-            assert answers[len(numbers)] == (fast_wire.ROTATE_KEY, queue.id, 0, ""), answers[len(numbers)]
+            assert answers[len(numbers)] == (fast.ROTATE_KEY, queue.id, 0, ""), answers[len(numbers)]
             for answer in answers[len(numbers) + 1 :]:
-                assert answer[:3] == (fast_wire.PUBLISH, queue.id, fast_wire.WRONG_KEY), answer
+                assert answer[:3] == (fast.PUBLISH, queue.id, fast.WRONG_KEY), answer
             rotated(queue)
             self._story.rotations += 1
 
@@ -180,13 +178,13 @@ class Clients:
             mailbox.registered = True
             consumer = Consumer(wire, mailbox)
             for number in mailbox.missing:
-                wire.send(letter(mailbox.name, number))
+                wire.say(letter(mailbox.name, number))
             mailbox.missing = []
             asked: deque[int] = deque()
             while not self._stop.is_set():
                 for _ in range(chance.randint(0, SENDS_MAX)):
                     mailbox.sent += 1
-                    wire.send(letter(mailbox.name, mailbox.sent - 1))
+                    wire.say(letter(mailbox.name, mailbox.sent - 1))
                 if mailbox.stored and chance.random() < REPLAYS:
                     self._replay(wire, mailbox, chance)
                 if chance.random() < BARRIERS:
@@ -198,25 +196,25 @@ class Clients:
                     elif chance.random() < CONSUMER_ACKS:
                         consumer.ack(key)
 
-    def _replay(self, wire: PeerWire, mailbox: Mailbox, chance: random.Random) -> None:
+    def _replay(self, wire: peerbus.Client, mailbox: Mailbox, chance: random.Random) -> None:
         """An id that was used before, with another body."""
         self._story.replays += 1
         id = f"{mailbox.name}-{chance.randrange(mailbox.stored)}"
         to = PEERS[(PEERS.index(mailbox.name) + 1) % len(PEERS)]
-        wire.send(peer_wire.envelope(id, mailbox.name, to, '"replayed"'))
+        wire.say(peerbus.envelope(id, mailbox.name, to, '"replayed"'))
 
 
 class Consumer:
     """One connection's deliveries: each once."""
 
-    def __init__(self, wire: PeerWire, mailbox: Mailbox) -> None:
+    def __init__(self, wire: peerbus.Client, mailbox: Mailbox) -> None:
         self._wire = wire
         self._mailbox = mailbox
         self.seen: set[str] = set()
 
     def take(self, timeout_s: float) -> str | None:
         """The key of the next delivery; empty for another object, None if nothing came."""
-        found = self._wire.read(timeout_s)
+        found = self._wire.next(timeout_s)
         if found is None or found["type"] != "deliver":
             return None if found is None else ""
         key = str(found["delivery_key"])
@@ -231,9 +229,9 @@ class Consumer:
         self._mailbox.acked[key] = time.monotonic()
 
 
-def create(wire: FastWire, queue: Queue) -> None:
-    (answer,) = wire.ask(fast_wire.create(queue.token(queue.key), queue.name))
-    assert answer == (fast_wire.CREATE, queue.id, 0, ""), answer
+def create(wire: fast.Client, queue: Queue) -> None:
+    (answer,) = wire.ask(fast.create(queue.token(queue.key), queue.name.encode(), fast.DURABLE))
+    assert answer == (fast.CREATE, queue.id, 0, ""), answer
     queue.made = True
 
 

@@ -13,7 +13,7 @@ Nothing here asks the broker's code; `after` is read from the files by reader.py
 import time
 from collections.abc import Callable
 
-from tests.crash import felix_wire, reader
+from tests.crash import reader
 from tests.crash.felix_load import (
     CACHE,
     COUNTERS,
@@ -29,7 +29,8 @@ from tests.crash.felix_load import (
     look,
     payload,
 )
-from tests.crash.felix_wire import FelixWire
+from tests.wire import felix
+from tests.wire.felix import Session
 
 Note = Callable[[str, str], None]
 QUIET_S = 0.15
@@ -54,7 +55,7 @@ def judge(
             if found:
                 judge_durable(story.durable, wire, set(found), killed_at, saved_s, note)
                 judge_group(story.group, wire, max(found) + 1, note)
-    except (felix_wire.Gone, AssertionError) as error:
+    except (felix.Closed, AssertionError) as error:
         note("undelivered", f"felix: {error}")
 
 
@@ -73,7 +74,7 @@ def judge_stream(story: FelixStory, found: dict[int, bytes], note: Note) -> None
         note("lost", f"{TOPIC} {number} was acknowledged")
 
 
-def judge_durable(read: Read, wire: FelixWire, there: set[int], killed_at: float, saved_s: float, note: Note) -> None:
+def judge_durable(read: Read, wire: Session, there: set[int], killed_at: float, saved_s: float, note: Note) -> None:
     consumer = Consumer(wire, wire.subscribe(STREAM, durable=DURABLE, start="earliest"), read)
     old = {offset for offset, at in read.acked.items() if killed_at - at > saved_s}
     due = there - read.acked.keys()
@@ -84,7 +85,7 @@ def judge_durable(read: Read, wire: FelixWire, there: set[int], killed_at: float
         note("again", f"offset {offset}, acknowledged long before the kill, came to the durable subscriber")
 
 
-def judge_group(read: Read, wire: FelixWire, end: int, note: Note) -> None:
+def judge_group(read: Read, wire: Session, end: int, note: Note) -> None:
     promised, asked = read.committed, max(read.committed, read.asked)
     consumer = Consumer(wire, wire.subscribe(STREAM, group=GROUP, start="earliest"), read)
     _drain(consumer, set(range(asked, end)), consumer.commit)
@@ -95,7 +96,7 @@ def judge_group(read: Read, wire: FelixWire, end: int, note: Note) -> None:
         note("undelivered", f"the group got {len(consumer.got)} from {first} on; due was {asked} to {end}")
 
 
-def _drain(consumer: Consumer, due: set[int], settle: Callable[[felix_wire.Event], None]) -> None:
+def _drain(consumer: Consumer, due: set[int], settle: Callable[[felix.Event], None]) -> None:
     """Take until all that is due came, and then what else comes at once."""
     until = time.monotonic() + SETTLE_S
     while time.monotonic() < until:
@@ -107,7 +108,7 @@ def _drain(consumer: Consumer, due: set[int], settle: Callable[[felix_wire.Event
             return
 
 
-def judge_cache(story: FelixStory, wire: FelixWire, note: Note) -> None:
+def judge_cache(story: FelixStory, wire: Session, note: Note) -> None:
     there = look(wire)
     for name in KEYS:
         key, (value, version) = story.keys[name], there[name]
@@ -129,14 +130,14 @@ def judge_cache(story: FelixStory, wire: FelixWire, note: Note) -> None:
     _past(story, wire, note)
 
 
-def _past(story: FelixStory, wire: FelixWire, note: Note) -> None:
+def _past(story: FelixStory, wire: Session, note: Note) -> None:
     """Versions that were told and are not the newest: nobody may change anything by them."""
     for name in KEYS:
         newest = story.keys[name].version if story.keys[name].value is not None else 0
         told = [version for version, (of, _) in list(story.versions.items())[-50:] if of == name and version != newest]
         for version in told[-2:]:
             said = wire.ask(
-                "cache_put", **felix_wire.cache_of(CACHE), key=name, value=felix_wire.text(b"past"), if_version=version
+                "cache_put", **felix.cache_of(CACHE), key=name, value=felix.b64(b"past"), if_version=version
             )
             if said.get("type") != "cache_conflict":
                 note("version", f"{name}: a put with the past version {version} was answered with {said}")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.crash import felix_wire
-from tests.crash.felix_wire import FelixWire
+from tests.wire import felix
+from tests.wire.felix import Session
 
 STREAM = ("t", "n", "orders")
 TOPIC = "t/n/orders"
@@ -97,8 +97,8 @@ class FelixDoor:
     address: str
     ca: Path
 
-    def connect(self) -> FelixWire:
-        return FelixWire(self.address, self.ca)
+    def connect(self) -> Session:
+        return Session(self.address, self.ca)
 
 
 class FelixClients:
@@ -123,18 +123,18 @@ class FelixClients:
             thread.join(join_s)
             assert not thread.is_alive(), "a client of Felix hangs"
 
-    def _guard(self, work: Callable[[FelixWire, random.Random], None], chance: random.Random) -> None:
+    def _guard(self, work: Callable[[Session, random.Random], None], chance: random.Random) -> None:
         try:
             with self._door.connect() as wire:
                 work(wire, chance)
-        except felix_wire.Gone:
+        except felix.Closed:
             return  # the broker was killed: what was promised until then is in the story
         except AssertionError as error:
             self._story.problems.append(f"{work.__name__}: {error}")
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def _publish(self, wire: FelixWire, chance: random.Random) -> None:
+    def _publish(self, wire: Session, chance: random.Random) -> None:
         published = self._story.published
         while not self._stop.is_set():
             asked: list[tuple[int, range]] = []
@@ -148,15 +148,17 @@ class FelixClients:
                 if single:
                     data.append(_publish_json(request, payload(first)))
                 else:
-                    mode = chance.choice((felix_wire.PER_MESSAGE, felix_wire.PER_BATCH))
-                    data.append(felix_wire.batch(request, mode, STREAM, [payload(number) for number in numbers]))
+                    mode = chance.choice((felix.PER_MESSAGE, felix.PER_BATCH))
+                    data.append(
+                        felix.batch(STREAM, *(payload(number) for number in numbers), request=request, mode=mode)
+                    )
             wire.send(b"".join(data))
             for request, numbers in asked:
                 answer = wire.answer(request)
                 assert "message" not in answer, answer
                 published.acked.update(numbers)
 
-    def _durable(self, wire: FelixWire, chance: random.Random) -> None:
+    def _durable(self, wire: Session, chance: random.Random) -> None:
         read = self._story.durable
         consumer = Consumer(wire, wire.subscribe(STREAM, durable=DURABLE, start="earliest"), read)
         while not self._stop.is_set():
@@ -164,7 +166,7 @@ class FelixClients:
             if event is not None and chance.random() < CONSUMER_ACKS:
                 consumer.ack(event)
 
-    def _group(self, wire: FelixWire, chance: random.Random) -> None:
+    def _group(self, wire: Session, chance: random.Random) -> None:
         read = self._story.group
         consumer = Consumer(wire, wire.subscribe(STREAM, group=GROUP, start="earliest"), read)
         while not self._stop.is_set():
@@ -174,7 +176,7 @@ class FelixClients:
 
     # -- the cache ---------------------------------------------------------------------------------------------------
 
-    def _cache(self, wire: FelixWire, chance: random.Random) -> None:
+    def _cache(self, wire: Session, chance: random.Random) -> None:
         story = self._story
         while not self._stop.is_set():
             waiting: list[Callable[[], None]] = []
@@ -189,7 +191,7 @@ class FelixClients:
             for answered in waiting:
                 answered()
 
-    def _peek(self, wire: FelixWire, _chance: random.Random) -> None:
+    def _peek(self, wire: Session, _chance: random.Random) -> None:
         while not self._stop.wait(PEEK_S):
             for key, (value, version) in look(wire).items():
                 if version:
@@ -197,20 +199,20 @@ class FelixClients:
 
 
 def _publish_json(request: int, value: bytes) -> bytes:
-    fields = felix_wire.stream_of(STREAM) | {"payload": felix_wire.text(value), "ack": "per_message"}
-    return felix_wire.message("publish", request_id=request, **fields)
+    fields = felix.stream_of(STREAM) | {"payload": felix.b64(value), "ack": "per_message"}
+    return felix.message("publish", request_id=request, **fields)
 
 
 class Consumer:
     """One subscription of one connection: what comes rises, and each once."""
 
-    def __init__(self, wire: FelixWire, id: int, read: Read) -> None:
+    def __init__(self, wire: Session, id: int, read: Read) -> None:
         self._wire = wire
         self._id = id
         self._read = read
         self.got: list[int] = []
 
-    def take(self, timeout_s: float) -> felix_wire.Event | None:
+    def take(self, timeout_s: float) -> felix.Event | None:
         event = self._wire.next(timeout_s)
         if event is None:
             self._wire.check()
@@ -225,12 +227,12 @@ class Consumer:
             assert before == value, f"offset {offset} was {before[:30]!r}, and is {value[:30]!r} now"
         return event
 
-    def ack(self, event: felix_wire.Event) -> None:
+    def ack(self, event: felix.Event) -> None:
         self._wire.say("ack", subscription_id=self._id, ranges=[[event.base, len(event.values)]])
         now = time.monotonic()
         self._read.acked.update(dict.fromkeys(range(event.base, event.base + len(event.values)), now))
 
-    def commit(self, event: felix_wire.Event) -> None:
+    def commit(self, event: felix.Event) -> None:
         """Acknowledged with an answer: from then on the group has it."""
         end = event.base + len(event.values)
         self._read.asked = end
@@ -242,9 +244,9 @@ class Consumer:
 # -- changes of the cache, each with what to do when its answer is there -----------------------------------------------
 
 
-def _ask(wire: FelixWire, kind: str, **fields: Any) -> int:
+def _ask(wire: Session, kind: str, **fields: Any) -> int:
     request = wire.number()
-    wire.say(kind, **felix_wire.cache_of(CACHE), **fields, request_id=request)
+    wire.say(kind, **felix.cache_of(CACHE), **fields, request_id=request)
     return request
 
 
@@ -262,11 +264,11 @@ def changed(story: FelixStory, name: str, value: bytes | None, said: dict[str, A
         story.seen(name, value, version)
 
 
-def put(wire: FelixWire, story: FelixStory, name: str, chance: random.Random) -> Callable[[], None]:
+def put(wire: Session, story: FelixStory, name: str, chance: random.Random) -> Callable[[], None]:
     key = story.keys[name]
     story.numbered += 1
     value = b"%d:" % story.numbered + b"v" * (story.numbered * 31 % 300)
-    fields: dict[str, Any] = {"key": name, "value": felix_wire.text(value)}
+    fields: dict[str, Any] = {"key": name, "value": felix.b64(value)}
     if not key.pending and key.version and key.value is not None and chance.random() < 0.5:
         if chance.random() < 0.3:
             request = _ask(wire, "cache_put", **fields, if_version=key.version - 1)
@@ -277,19 +279,19 @@ def put(wire: FelixWire, story: FelixStory, name: str, chance: random.Random) ->
     return lambda: changed(story, name, value, wire.answer(request))
 
 
-def _refused(wire: FelixWire, story: FelixStory, request: int) -> None:
+def _refused(wire: Session, story: FelixStory, request: int) -> None:
     said = wire.answer(request)
     assert said.get("type") == "cache_conflict", f"a put with a version of the past: {said}"
     story.conflicts += 1
 
 
-def delete(wire: FelixWire, story: FelixStory, name: str) -> Callable[[], None]:
+def delete(wire: Session, story: FelixStory, name: str) -> Callable[[], None]:
     request = _ask(wire, "cache_delete", key=name)
     story.keys[name].pending.append(None)
     return lambda: changed(story, name, None, wire.answer(request))
 
 
-def increment(wire: FelixWire, story: FelixStory, name: str, delta: int) -> Callable[[], None]:
+def increment(wire: Session, story: FelixStory, name: str, delta: int) -> Callable[[], None]:
     counter = story.counters[name]
     counter.attempted += delta
     request = _ask(wire, "cache_incr", key=name, delta=delta)
@@ -305,10 +307,10 @@ def increment(wire: FelixWire, story: FelixStory, name: str, delta: int) -> Call
     return answered
 
 
-def look(wire: FelixWire) -> dict[str, tuple[bytes | None, int]]:
+def look(wire: Session) -> dict[str, tuple[bytes | None, int]]:
     """All there is: value and version of every key and counter."""
     names = [*KEYS, *COUNTERS]
-    said = wire.ask("cache_get_many", **felix_wire.cache_of(CACHE), keys=names)
+    said = wire.ask("cache_get_many", **felix.cache_of(CACHE), keys=names)
     assert said.get("type") == "cache_values", said
-    values = [None if value is None else felix_wire.bytes_of(value) for value in said["values"]]
+    values = [None if value is None else felix.unb64(value) for value in said["values"]]
     return dict(zip(names, zip(values, said["versions"], strict=True), strict=True))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.crash import load
 from tests.crash.brokers import Broker, Launcher
-from tests.crash.fly_wire import COMMIT, FlyWire, Gone, Refused, text
+from tests.wire.flymq import COMMIT, Client, Closed, Refused, text
 
 TOPIC, GROUP = "shared", "readers"
 PARTITIONS = 12
@@ -62,19 +62,19 @@ class Member(threading.Thread):
 
     def run(self) -> None:
         try:
-            wire = FlyWire(self._address)
-        except Gone:
+            wire = Client(self._address).login()
+        except Closed:
             return
         try:
             self._work(wire)
-        except Gone:
+        except Closed:
             return
         except (Refused, AssertionError) as error:
             self._book.problems.append(f"{self.name}: {error!r}")
         finally:
             wire.close()
 
-    def _work(self, wire: FlyWire) -> None:
+    def _work(self, wire: Client) -> None:
         generation, places = self._join(wire)
         heard = time.monotonic()
         while not self.leave.is_set():
@@ -88,7 +88,7 @@ class Member(threading.Thread):
             if not self._round(wire, generation, places):
                 generation, places = self._join(wire)
 
-    def _round(self, wire: FlyWire, generation: int, places: dict[int, int]) -> bool:
+    def _round(self, wire: Client, generation: int, places: dict[int, int]) -> bool:
         """One fetch and one commit per partition; False when the broker says that this member is behind the times."""
         for partition, offset in places.items():
             found, following = wire.fetch(TOPIC, partition, offset)
@@ -100,7 +100,7 @@ class Member(threading.Thread):
             where = text(TOPIC) + text(GROUP) + struct.pack(">iQI", partition, following, generation)
             with self._book.lock:  # so that the book has commits in the order in which they were accepted
                 try:
-                    wire.ask(COMMIT, where)
+                    wire.request(COMMIT, where)
                 except Refused as error:
                     assert "E1321" in str(error), error
                     self._book.fenced += 1
@@ -110,10 +110,10 @@ class Member(threading.Thread):
         time.sleep(0.005)
         return True
 
-    def _join(self, wire: FlyWire) -> tuple[int, dict[int, int]]:
+    def _join(self, wire: Client) -> tuple[int, dict[int, int]]:
         while True:
             try:
-                body = wire.ask(SUBSCRIBE, text(TOPIC) + text(GROUP) + struct.pack(">i", -1) + text("commit"))
+                body = wire.request(SUBSCRIBE, text(TOPIC) + text(GROUP) + struct.pack(">i", -1) + text("commit"))
                 break
             except Refused as error:
                 assert "E1321" in str(error), error
@@ -138,7 +138,7 @@ class Campaign:
 
     def run(self, rebalances: int) -> None:
         broker = self._start()
-        wire = FlyWire(broker.flymq)
+        wire = Client(broker.flymq).login()
         wire.create(TOPIC, PARTITIONS)
         while len(self.book.generations) < rebalances and not self._broken():
             self._members = [member for member in self._members if member.is_alive()]
@@ -148,7 +148,7 @@ class Campaign:
             if self._chance.random() < BROKER_KILLS:
                 wire.close()
                 broker = self._restart(broker)
-                wire = FlyWire(broker.flymq)
+                wire = Client(broker.flymq).login()
             self._trouble(broker)
             time.sleep(self._chance.uniform(0, 0.12))
         wire.close()
@@ -189,7 +189,7 @@ class Campaign:
         """Left alone, the group reads everything."""
         self._members.append(Member(self.joins + 1, broker.flymq, self.book))
         until = time.monotonic() + SETTLE_S
-        with FlyWire(broker.flymq) as wire:
+        with Client(broker.flymq).login() as wire:
             while time.monotonic() < until:
                 lags = [self._produced[p] - wire.committed(TOPIC, GROUP, p) for p in range(PARTITIONS)]
                 if not any(lags):

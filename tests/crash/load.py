@@ -20,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash import reader, wire
-from tests.crash.wire import Closed, Hang, Wire
+from tests.crash import reader
+from tests.wire import blipmq as wire
+from tests.wire.blipmq import Client, Closed, Hang
 
 TOPICS = ("alpha", "beta", "gamma")
 PRODUCERS = 4
@@ -88,7 +89,7 @@ class History:
 
     def subscribe(self, address: str) -> None:
         """One subscription per topic, made before anything is published."""
-        with Wire(address).greet() as peer:
+        with Client(address).login() as peer:
             for number, topic in enumerate(TOPICS):
                 self.subscriptions[topic] = peer.ask(wire.subscribe(number, topic.encode())).number
 
@@ -97,7 +98,7 @@ class History:
         mine = self.attempted[0]
         first = len(mine)
         mine.extend(TOPICS)
-        with Wire(address).greet() as peer:
+        with Client(address).login() as peer:
             peer.send(
                 b"".join(wire.publish(first + n, t.encode(), payload((0, first + n))) for n, t in enumerate(TOPICS))
             )
@@ -136,19 +137,19 @@ class Load:
 
     join = stop
 
-    def _guard(self, work: Callable[[int, Wire], None], number: int) -> None:
+    def _guard(self, work: Callable[[int, Client], None], number: int) -> None:
         try:
-            with Wire(self._address) as peer:
+            with Client(self._address) as peer:
                 work(number, peer)
         except (Closed, ConnectionError):
             return  # the broker was killed: what was promised until then is in the history
         except Hang as error:
             self._history.hangs.append(f"{work.__name__} {number}: {error}")
 
-    def _produce(self, number: int, peer: Wire) -> None:
+    def _produce(self, number: int, peer: Client) -> None:
         history = self._history
         chance = random.Random(f"{history.random.random()}{number}")
-        peer.greet()
+        peer.login()
         mine = history.attempted[number]
         while not self._stop.is_set():
             topic = chance.choice(TOPICS)
@@ -165,7 +166,7 @@ class Load:
             if refused:
                 self._stop.wait(0.01)
 
-    def _consume(self, _: int, peer: Wire) -> None:
+    def _consume(self, _: int, peer: Client) -> None:
         history = self._history
         chance = random.Random(history.random.random())
         attach(peer, history)
@@ -178,20 +179,20 @@ class Load:
             took(history, peer, found, settle)
 
 
-def attach(peer: Wire, history: History) -> None:
-    peer.greet(version=2)
-    peer.send(b"".join(wire.number(wire.POLL, 1, id) for id in history.subscriptions.values()))
+def attach(peer: Client, history: History) -> None:
+    peer.login(version=2)
+    peer.send(b"".join(wire.poll(1, id) for id in history.subscriptions.values()))
 
 
-def took(history: History, peer: Wire, found: wire.Frame, settle: bool) -> tuple[str, int]:
+def took(history: History, peer: Client, found: wire.Frame, settle: bool) -> tuple[str, int]:
     """Take one delivery in, and acknowledge it."""
     assert found.kind == wire.DELIVER, found
-    tag, topic, message = wire.delivery(found)
+    tag, topic, message = found.delivery
     where = (topic, tag - 1)
     history.delivered[where] = message
     if settle:
         history.settled.add(where)
-        peer.send(wire.number(wire.ACK, tag, history.subscriptions[topic]))
+        peer.send(wire.ack(tag, history.subscriptions[topic]))
     return where
 
 
@@ -269,7 +270,7 @@ def drain(history: History, address: str, found: dict[str, reader.Found], expect
     expected = set(expected)
     verdict = Verdict()
     try:
-        with Wire(address) as peer:
+        with Client(address) as peer:
             attach(peer, history)
             while expected:
                 topic, offset = where = took(history, peer, peer.read(), settle=True)
@@ -284,7 +285,7 @@ def drain(history: History, address: str, found: dict[str, reader.Found], expect
     return verdict
 
 
-def _settle_down(history: History, peer: Wire) -> None:
+def _settle_down(history: History, peer: Client) -> None:
     """Take what else is under way, until a PONG says that every ACK was seen."""
     peer.send(wire.frame(wire.PING, PING_BIT))
     while (found := peer.read()).kind != wire.PONG:

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from tests.crash import faults, load, reader, wire
+from tests.crash import faults, load, reader
 from tests.crash.brokers import Launcher
 from tests.crash.load import History, Load
+from tests.wire import blipmq as wire
 
 pytestmark = pytest.mark.crash
 INJECTIONS = 25
@@ -70,7 +71,7 @@ def test_progress_of_consumers_is_saved_again_after_a_full_disk(launcher: Launch
     time.sleep(SAVED_S)
     broker.end()
     broker = launcher.start(data)
-    with wire.Wire(broker.address) as peer:
+    with wire.Client(broker.address) as peer:
         load.attach(peer, history)
         with pytest.raises(wire.Hang):  # silence: nothing that was acknowledged 1.5 s before the crash comes again
             pytest.fail(f"came again: {peer.read(SILENCE_S)}")
@@ -83,7 +84,7 @@ def test_a_topic_whose_row_was_refused_acknowledges_nothing(launcher: Launcher, 
     assert launcher.plan is not None
     data = tmp_path / "data"
     broker = launcher.start(data)
-    with wire.Wire(broker.address).greet() as peer:
+    with wire.Client(broker.address).login() as peer:
         if before == "a memory topic":
             peer.send(wire.publish(1, b"new", b"not kept", qos=0))
             peer.barrier()
@@ -96,9 +97,9 @@ def test_a_topic_whose_row_was_refused_acknowledges_nothing(launcher: Launcher, 
     launcher.plan.disarm()
     broker.end()
     broker = launcher.start(data)
-    with wire.Wire(broker.address).greet(version=2) as peer:
-        peer.send(wire.number(wire.POLL, 1, subscription))
-        assert wire.delivery(peer.read())[1:] == ("new", b"second"), "it was acknowledged after the subscription was"
+    with wire.Client(broker.address).login(version=2) as peer:
+        peer.send(wire.poll(1, subscription))
+        assert peer.read().delivery[1:] == ("new", b"second"), "it was acknowledged after the subscription was"
     broker.end()
 
 
@@ -112,7 +113,7 @@ def test_no_space_at_any_write_of_a_new_segment_uses_no_offset_twice(
     data = tmp_path / "data"
     small = {"QUINTET_TOPICS__SEGMENT_BYTES": "65536"}
     broker = launcher.start(data, small)
-    with wire.Wire(broker.address).greet() as peer:
+    with wire.Client(broker.address).login() as peer:
         subscription = peer.ask(wire.subscribe(1, b"new")).number
         large = bytes(40_000)
         kept = [] if first else [large]
@@ -127,7 +128,7 @@ def test_no_space_at_any_write_of_a_new_segment_uses_no_offset_twice(
         kept.append(b"small")
     broker.end()
     broker = launcher.start(data, small)
-    with wire.Wire(broker.address).greet() as peer:
+    with wire.Client(broker.address).login() as peer:
         for message in (large, b"after", large):
             assert publish_one(peer, message) == []
             kept.append(message)
@@ -136,13 +137,13 @@ def test_no_space_at_any_write_of_a_new_segment_uses_no_offset_twice(
     assert not found.wrong
     assert list(found.values.values()) == kept
     broker = launcher.start(data, small)
-    with wire.Wire(broker.address).greet(version=2) as peer:
-        peer.send(wire.number(wire.POLL, 1, subscription))
-        assert [wire.delivery(peer.read())[2] for _ in kept] == kept
+    with wire.Client(broker.address).login(version=2) as peer:
+        peer.send(wire.poll(1, subscription))
+        assert [peer.read().delivery[2] for _ in kept] == kept
     broker.end()
 
 
-def publish_one(peer: wire.Wire, message: bytes) -> list[wire.Frame]:
+def publish_one(peer: wire.Client, message: bytes) -> list[wire.Frame]:
     peer.send(wire.publish(3, b"new", message))
     return peer.barrier()
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.crash import load
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Launcher
-from tests.crash.fly_wire import FlyWire, Gone, Refused
+from tests.wire.flymq import Client, Closed, Refused
 
 KILLS_PER_DIRECTORY = 10
 LOAD_S = (0.05, 0.4)
@@ -104,17 +104,17 @@ class Clients:
             thread.join(30)
             assert not thread.is_alive(), "a client hangs"
 
-    def _guard(self, work: Callable[[FlyWire, random.Random], None], chance: random.Random) -> None:
+    def _guard(self, work: Callable[[Client, random.Random], None], chance: random.Random) -> None:
         try:
-            with FlyWire(self._address) as wire:
+            with Client(self._address).login() as wire:
                 while True:
                     work(wire, chance)
-        except Gone:
+        except Closed:
             return
         except (Refused, AssertionError) as error:
             self._story.problems.append(f"{work.__name__}: {error!r}")
 
-    def _transact(self, wire: FlyWire, chance: random.Random) -> None:
+    def _transact(self, wire: Client, chance: random.Random) -> None:
         story = self._story
         with self._lock:
             story.number += 1
@@ -137,7 +137,7 @@ class Clients:
             wire.commit(id)
             story.transactions[number] = (id, values, "yes")
 
-    def _delay(self, wire: FlyWire, chance: random.Random) -> None:
+    def _delay(self, wire: Client, chance: random.Random) -> None:
         story = self._story
         with self._lock:
             story.number += 1
@@ -148,7 +148,7 @@ class Clients:
         wire.delayed("later", value, delay)
         story.delayed[value] = asked + delay * 1000
 
-    def _watch(self, wire: FlyWire, _chance: random.Random) -> None:
+    def _watch(self, wire: Client, _chance: random.Random) -> None:
         """Whoever reads a delayed message before its time has seen it early; unanswered ones have no known time."""
         for value in wire.everything("later"):
             due = self._story.delayed.get(value)
@@ -156,7 +156,7 @@ class Clients:
                 self._story.seen_early.append(value)
         time.sleep(0.02)
 
-    def _poison(self, wire: FlyWire, chance: random.Random) -> None:
+    def _poison(self, wire: Client, chance: random.Random) -> None:
         story = self._story
         with self._lock:
             story.number += 1
@@ -176,7 +176,7 @@ class Clients:
             wire.replay("work", id)
             story.poison[value] = "replayed"
 
-    def _count_up(self, wire: FlyWire, _chance: random.Random) -> None:
+    def _count_up(self, wire: Client, _chance: random.Random) -> None:
         story = self._story
         while story.confirmed < len(story.sent):  # unanswered before the kill: the same again, under the same number
             wire.produce("numbered", story.sent[story.confirmed], 0, PRODUCER, story.confirmed)
@@ -209,7 +209,7 @@ class Campaign:
         data = self._folder / f"data-{self._directories}"
         story = Story()
         broker = self._launcher.start(data, sabotage=self._sabotage)
-        wire = FlyWire(broker.flymq)
+        wire = Client(broker.flymq).login()
         for topic, partitions in (*((name, PARTITIONS) for name in TOPICS), ("later", 1), ("work", 1), ("numbered", 1)):
             wire.create(topic, partitions)
         wire.close()
@@ -261,13 +261,13 @@ class Campaign:
     def _judge(self, story: Story, address: str) -> None:
         for problem in story.problems:
             self._note("phantom", problem)
-        with FlyWire(address) as wire:
+        with Client(address).login() as wire:
             self._judge_transactions(story, wire)
             self._judge_delayed(story, wire)
             self._judge_poison(story, wire)
             self._judge_numbered(story, wire)
 
-    def _judge_transactions(self, story: Story, wire: FlyWire) -> None:
+    def _judge_transactions(self, story: Story, wire: Client) -> None:
         for number, (id, values, outcome) in list(story.transactions.items()):
             if outcome == "sent":
                 self.counts.unknown += 1
@@ -299,7 +299,7 @@ class Campaign:
             if committed != offset:
                 self._note("torn", f"group {group} is at {committed}, its last transaction left it at {offset}")
 
-    def _judge_delayed(self, story: Story, wire: FlyWire) -> None:
+    def _judge_delayed(self, story: Story, wire: Client) -> None:
         until = time.monotonic() + DELAY_LATE_S
         while True:
             found = Counter(wire.everything("later"))
@@ -317,7 +317,7 @@ class Campaign:
         for value in story.seen_early:
             self._note("early", f"{value!r}")
 
-    def _judge_poison(self, story: Story, wire: FlyWire) -> None:
+    def _judge_poison(self, story: Story, wire: Client) -> None:
         found = Counter(wire.everything("work"))
         letters = wire.dead_letters("work")
         for value, state in list(story.poison.items()):
@@ -336,7 +336,7 @@ class Campaign:
         for value in found:
             self._note("phantom", f"poison {value!r}")
 
-    def _judge_numbered(self, story: Story, wire: FlyWire) -> None:
+    def _judge_numbered(self, story: Story, wire: Client) -> None:
         while story.confirmed < len(story.sent):
             wire.produce("numbered", story.sent[story.confirmed], 0, PRODUCER, story.confirmed)
             story.confirmed += 1

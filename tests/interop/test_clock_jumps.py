@@ -31,11 +31,8 @@ from quintet.model.tasks import completed, start
 from quintet.net.listener import Failures
 from quintet.net.websocket import FRAGMENTS_US, Heartbeat, WebSocketSession
 from quintet.protocols.base import Session
-from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.doors import PROTOCOLS
-from quintet.protocols.fast import codec as fast
-from quintet.protocols.peerbus import codec as peerbus
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
 from quintet.testing.sim import START_US, SimScheduler
@@ -48,6 +45,8 @@ from tests.protocols.felix import helpers as felix_helpers
 from tests.protocols.flymq import helpers as fly_helpers
 from tests.protocols.peerbus import helpers as peer_helpers
 from tests.test_tidy import ROOT, files
+from tests.wire import blipmq as blip
+from tests.wire import fast, peerbus
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

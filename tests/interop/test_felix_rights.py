@@ -6,7 +6,6 @@ What is refused must be refused, have no effect at all and be written down. The 
 everybody comes again for each cell, and whoever is revoked is let in, asks to stay, and is revoked under way.
 """
 
-import json
 import re
 from random import Random
 from typing import Any, ClassVar, Final
@@ -23,6 +22,7 @@ from quintet.protocols.felix import codec, errors, frames
 from tests.broker.test_access import oracle, some_name, some_pattern
 from tests.interop.rights_world import MADE, USERS, Door, World, allowed, disagreements
 from tests.protocols.felix.helpers import OURS, SECRET, Connection, FelixSim, Stream
+from tests.wire import felix as wire
 
 TRIPLES: Final = 100_000
 SPACE: Final = ("felix", "x")
@@ -92,19 +92,17 @@ def json_frame(operation: str, state: str, foreign: int = FOREIGN) -> dict[str, 
 
 def frame(operation: str, state: str, space: tuple[str, str] = SPACE) -> bytes:
     """The operation as bytes, packed here."""
-    names = b"".join(len(part).to_bytes(2, "big") + part.encode() for part in (*space, state))
-    body = names + b"\0\0\0\1\0\0\0\1" + b"2"
+    scope = (*space, state)
     packed = {
-        "binary batch": (1, body), "acknowledged batch": (9, (3).to_bytes(8, "big") + b"\2" + body),
-        "publish ack": (0x10, b"\0" + (3).to_bytes(8, "big") + b"\0\0"), "binary events": (4, b"\0\0\0\1\0\0\0\1" + b"2"),
+        "binary batch": wire.batch(scope, b"2"), "acknowledged batch": wire.batch(scope, b"2", request=3),
+        "publish ack": wire.ack(0, 3), "binary events": wire.events(b"2"),
     }  # fmt: skip
     if operation in packed:
-        flags, payload = packed[operation]
-        return codec.frame(payload, flags)
+        return packed[operation]
     said = json_frame(operation, state)
     if "tenant_id" in said:
         said |= {"tenant_id": space[0], "namespace": space[1]}
-    return codec.frame(json.dumps(said).encode())
+    return wire.json_frame(said)
 
 
 class FelixWorld(World):

@@ -13,9 +13,7 @@ import pytest
 
 from quintet import kernel
 from quintet.model import envelope
-from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.doors import PROTOCOLS as DOORS
-from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.felix import codec as felix
@@ -26,6 +24,8 @@ from tests.protocols.blipmq import helpers as blip_helpers
 from tests.protocols.fast.helpers import ALL, FastSim, token
 from tests.protocols.felix import helpers as felix_helpers
 from tests.protocols.flymq.helpers import Client, configure
+from tests.wire import blipmq as blip
+from tests.wire import fast
 
 TOPIC = "peerbus/bob"
 RAW = TOPIC.encode()

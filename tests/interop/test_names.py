@@ -14,16 +14,12 @@ import pytest
 from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.model.errors import BadName
-from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.blipmq.session import BlipSession
-from quintet.protocols.fast import codec as fast
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.flymq import frames as fly_frames
-from quintet.protocols.peerbus import codec as peerbus
 from quintet.testing.line import Peer, SimBroker
 from tests.interop.test_felix_rights import frame as felix_frame
 from tests.interop.test_felix_rights import json_frame
-from tests.kernel.test_ws import frame as ws_frame
 from tests.protocols.blipmq.helpers import nacks_of
 from tests.protocols.fast.helpers import FastSim, token
 from tests.protocols.felix.helpers import FelixSim
@@ -32,6 +28,9 @@ from tests.protocols.flymq.test_rights import fields_of
 from tests.protocols.peerbus.helpers import broker as peer_broker
 from tests.protocols.peerbus.helpers import connect, letter, peer_of, session_of
 from tests.protocols.peerbus.test_websocket import closed_with, registered
+from tests.wire import blipmq as blip
+from tests.wire import fast, peerbus
+from tests.wire.websocket import frame as ws_frame
 
 NAME: Final = "namehere"
 # Of the same length: lengths before them stay right. A lone byte, half a letter, half a pair, an overlong NUL, above U+10FFFF.

@@ -18,10 +18,8 @@ from quintet.config import Settings
 from quintet.flight import wire
 from quintet.model.errors import ConfigError
 from quintet.model.rights import Right, check_rights
-from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.blipmq import frames as blip_frames
 from quintet.protocols.blipmq.session import BlipSession
-from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import errors as fast_errors
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
@@ -34,6 +32,8 @@ from quintet.protocols.peerbus import frames as peer_frames
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer
 from tests.interop.rights_world import MADE, WHO, Door, World, disagreements
+from tests.wire import blipmq as blip
+from tests.wire import fast
 
 # -- BlipMQ ------------------------------------------------------------------------------------------------------------
 
@@ -74,27 +74,18 @@ class BlipDoor(Door):
             "SUBSCRIBE": lambda: blip.subscribe(3, name, 1), "ACK": lambda: blip.ack(0, world.foreign),
             "NACK": lambda: blip.word(3, blip_frames.CREDIT, world.foreign, 1),
             "POLL": lambda: blip.poll(3, world.foreign),
-        }.get(operation, lambda: blip.encode(kind, 3))()  # fmt: skip
+        }.get(operation, lambda: blip.frame(kind, 3))()  # fmt: skip
         peer = world.ready(who) if who == "stranger" else world.peers[who]
         reply = peer.exchange(frame)
         if peer.session.closing is not None:
             return "closed"
         if operation == "POLL" and who != "stranger":
             return "refused" if not reply else ""
-        codes = [code for kind, code in _nacks(reply) if kind == blip_frames.NACK]
+        codes = [one.refusal[0] for one in blip.frames_of(reply) if one.kind == blip.NACK]
         return "refused" if any(code in (401, 404) for code in codes) and operation != "AUTH" else ""
 
     def unaudited(self, operation: str, state: str, answer: str) -> bool:
         return answer == "closed" or operation in ("ACK", "NACK", "POLL")
-
-
-def _nacks(data: bytes) -> list[tuple[int, int]]:
-    found, at = [], 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        found.append((data[at + 4], int.from_bytes(data[at + 13 : at + 15], "big")))
-        at += 4 + length
-    return found
 
 
 # -- Fast --------------------------------------------------------------------------------------------------------------
@@ -148,10 +139,10 @@ class FastDoorRights(Door):
         peer.close()
         if closed:
             return "closed"
-        assert len(reply) >= 9, "an extended session answers every request"
-        code = int.from_bytes(reply[6:8], "big")
+        answer = fast.packets_of(reply)[0]
+        assert isinstance(answer, fast.Answer), "an extended session answers every request"
         words = {fast_errors.TOKEN: "refused", fast_errors.FORBIDDEN: "refused", fast_errors.KEY: "refused"}
-        return "" if reply[0] == fast_frames.OK else words.get(code, f"error {code}")
+        return "" if answer.code == 0 else words.get(answer.code, f"error {answer.code}")
 
     def unaudited(self, operation: str, state: str, answer: str) -> bool:
         return answer in ("closed", "error 404")

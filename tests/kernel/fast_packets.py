@@ -1,12 +1,14 @@
-"""Fast TCP packets made by hand, so that no twin vouches for itself; and a reader that does what a session does.
+"""Random Fast TCP packets from one seeded source, what a split of them owes, and a reader that does what a session does.
 
-Used by test_fast.py, test_fast_differential.py and fuzz/fast_codec.py. Random ones come from one seeded source.
+Used by test_fast.py, test_fast_differential.py and fuzz/fast.py. Packets are those of tests/wire: no twin vouches for itself.
 """
 
 import random
 import struct
 from types import ModuleType
-from typing import Any
+
+from tests.wire import fast
+from tests.wire.fast import Fields
 
 NOW = 1_000_000
 PAYLOAD_MAX = 1 << 20
@@ -18,64 +20,6 @@ TOPICS = {1: (1, 0), 0xAEFD3536: (0, 250), MAX_U32: (4, 1 << 40)}
 NAMES = (b"", b"demo", "grün".encode(), b"\xff", b"n" * 255)
 SIZES = (0, 1, 2, 15, 16, 17, 33, 64, 128, 129, 300)
 SAMES = (None, b"", b"t", b"u" * 187, REFUSED)  # what an empty token stands for
-
-Fields = tuple[Any, ...]
-
-
-def u32(number: int) -> bytes:
-    return struct.pack(">I", number)
-
-
-def short(text: bytes) -> bytes:
-    return bytes((len(text),)) + text
-
-
-def create(jwt: bytes, name: bytes, flags: int = 0) -> bytes:
-    return b"\x01" + short(jwt) + short(name) + bytes((flags,))
-
-
-def subscribe(jwt: bytes, topic_id: int, kind: int = 2) -> bytes:
-    return bytes((kind,)) + short(jwt) + u32(topic_id)
-
-
-def publish(jwt: bytes, topic_id: int, value: bytes) -> bytes:
-    return b"\x03" + short(jwt) + u32(topic_id) + u32(len(value)) + value
-
-
-def rotate(jwt: bytes, topic_id: int, key: bytes) -> bytes:
-    return b"\x07" + short(jwt) + u32(topic_id) + short(key)
-
-
-def extend(version: int) -> bytes:
-    return bytes((0x70, version))
-
-
-def message(topic_id: int, value: bytes) -> bytes:
-    return b"\x04" + u32(topic_id) + u32(len(value)) + value
-
-
-def key_update(topic_id: int, key: bytes) -> bytes:
-    return b"\x06" + u32(topic_id) + short(key)
-
-
-def result(kind: int, request: int, topic_id: int, code: int = 0, text: bytes = b"") -> bytes:
-    return struct.pack(">BBIHB", kind, request, topic_id, code, len(text)) + text
-
-
-def request(fields: Fields) -> bytes:
-    """The packet of an item whose PUBLISH is (3, jwt, topic_id, value)."""
-    match fields:
-        case (1, jwt, name, flags):
-            return create(jwt, name, flags)
-        case (3, jwt, topic_id, value):
-            return publish(jwt, topic_id, value)
-        case (7, jwt, topic_id, key):
-            return rotate(jwt, topic_id, key)
-        case (0x70, version):
-            return extend(version)
-        case (kind, jwt, topic_id):
-            return subscribe(jwt, topic_id, kind)
-    raise ValueError(f"no request has these fields: {fields}")
 
 
 def origin_of(jwt: bytes) -> bytes | None:
@@ -191,11 +135,11 @@ def replies(r: random.Random, count: int) -> list[bytes]:
         topic_id, kind = r.choice(TOPIC_IDS), r.choice((4, 4, 4, 6, 0x7E, 0x7E, 0x7F))
         for _ in range(r.choice((1, 1, 2, 5, 20))):
             if kind == 4:
-                out.append(message(topic_id, r.randbytes(r.choice(SIZES))))
+                out.append(fast.message(topic_id, r.randbytes(r.choice(SIZES))))
             elif kind == 6:
-                out.append(key_update(topic_id, r.choice(NAMES)))
+                out.append(fast.key_update(topic_id, r.choice(NAMES)))
             elif kind == 0x7E:
-                out.append(result(kind, r.choice((3, 3, 3, 2)), topic_id))
+                out.append(fast.result(kind, r.choice((3, 3, 3, 2)), topic_id))
             else:
-                out.append(result(kind, r.randrange(256), topic_id, r.randrange(1 << 16), r.choice(NAMES)))
+                out.append(fast.result(kind, r.randrange(256), topic_id, r.randrange(1 << 16), r.choice(NAMES)))
     return out[:count]

@@ -1,6 +1,6 @@
-"""Felix frames made by hand, random reads of them, and what a split of a read owes. Shared with fuzz/felix_codec.py.
+"""Random reads of Felix frames, and what a split of a read owes. Shared with fuzz/felix.py.
 
-No twin vouches for itself: frames are packed here, and results are compared as flat lists in which neighbouring batches
+No twin vouches for itself: frames are those of tests/wire, and results are compared as flat lists in which neighbouring batches
 without acknowledgement are record by record, so that every chunking of a read must give the same.
 """
 
@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 from tests.kernel import generate
+from tests.wire import felix
 
 NOW = 1_000_000
 FRAME_MAX = 1 << 20
@@ -28,25 +29,21 @@ DEPTH = 6
 Fields = tuple[Any, ...]
 
 
-def frame(flags: int, payload: bytes, magic: int = 0x464C5831, version: int = 1) -> bytes:
-    return struct.pack(">IHHI", magic, version, flags, len(payload)) + payload
+def frame(flags: int, payload: bytes, **wrong: int) -> bytes:
+    return felix.frame(payload, flags, **wrong)
 
 
 def target(tenant: str = "t1", namespace: str = "default", stream: str = "demo") -> bytes:
-    return b"".join(struct.pack(">H", len(n)) + n for n in (tenant.encode(), namespace.encode(), stream.encode()))
-
-
-def values_part(values: list[bytes]) -> bytes:
-    return struct.pack(">I", len(values)) + b"".join(struct.pack(">I", len(value)) + value for value in values)
+    return felix.names(tenant, namespace, stream)
 
 
 def key_part(key: bytes | None) -> bytes:
-    return b"" if key is None else struct.pack(">H", len(key)) + key
+    return b"" if key is None else felix.names(key)
 
 
 def unacked(where: bytes, *values: bytes, key: bytes | None = None, key_flag: int = KEY_FLAG) -> bytes:
     flags = 0x0001 if key is None else 0x0001 | key_flag
-    return frame(flags, key_part(key) + where + values_part(list(values)))
+    return frame(flags, key_part(key) + where + felix.values(*values))
 
 
 def acked(
@@ -54,7 +51,7 @@ def acked(
 ) -> bytes:
     flags = 0x0009 if key is None else 0x0009 | key_flag
     lead = struct.pack(">QB", request_id, ack_mode) + key_part(key)
-    return frame(flags, lead + where + values_part(list(values)))
+    return frame(flags, lead + where + felix.values(*values))
 
 
 def keyed_part(events: list[tuple[bytes | None, bytes]]) -> bytes:
@@ -63,14 +60,6 @@ def keyed_part(events: list[tuple[bytes | None, bytes]]) -> bytes:
         out += struct.pack(">I", 0 if key is None else len(key) + 1) + (key or b"")
         out += struct.pack(">I", len(value)) + value
     return out
-
-
-def ack(status: int, request_id: int, message: bytes) -> bytes:
-    return frame(0x0010, struct.pack(">BQH", status, request_id, len(message)) + message)
-
-
-def text(message: object) -> bytes:
-    return frame(0, json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 # -- reads and what they owe ------------------------------------------------------------------------------------------
@@ -160,7 +149,7 @@ def replies(r: random.Random, count: int) -> list[bytes]:
     """Frames of a server."""
     out = []
     for _ in range(count):
-        kind, values = r.randrange(10), values_part([generate.blob(r) for _ in range(r.randrange(4))])
+        kind, values = r.randrange(10), felix.values(*(generate.blob(r) for _ in range(r.randrange(4))))
         if kind < 5:
             flags = r.choice((0x0002, 0x0004, 0x0022, 0x0024))
             lead = b"".join(struct.pack(">Q", r.choice(IDS)) for bit in (0x0002, 0x0020) if flags & bit)
@@ -174,7 +163,7 @@ def replies(r: random.Random, count: int) -> list[bytes]:
                 )
             )
         elif kind < 7:
-            out.append(ack(r.randrange(2), r.choice(IDS), r.choice((b"", b"stream not found", "grün".encode()))))
+            out.append(felix.ack(r.randrange(2), r.choice(IDS), r.choice((b"", b"stream not found", "grün".encode()))))
         elif kind < 9:
             out.append(frame(0, json_text(r)))
         else:
@@ -336,13 +325,3 @@ def get_text(r: random.Random, fields: dict[str, Any]) -> bytes:
     comma, colon = r.choice(((",", ":"), (", ", ": "), (" ,\n\t", "\r: ")))
     body = comma.join(f'"{name}"{colon}' + json.dumps(fields[name], ensure_ascii=False) for name in names)
     return r.choice(("{%s}", "{ %s }", "\n{%s\t}\r\n ")).replace("%s", body).encode()
-
-
-def split_frames(data: bytes) -> list[tuple[int, bytes]]:
-    """(flags, payload) of whole frames."""
-    out, at = [], 0
-    while at < len(data):
-        _, _, flags, length = struct.unpack_from(">IHHI", data, at)
-        out.append((flags, data[at + 12 : at + 12 + length]))
-        at += 12 + length
-    return out

@@ -1,11 +1,11 @@
-"""FlyMQ frames made by hand, so that no twin vouches for itself, and random reads of them. Shared by the fly tests."""
+"""Random reads of FlyMQ frames, and what a session makes of a split. Frames are of tests/wire: no twin vouches for itself."""
 
 import random
-import struct
 from types import ModuleType
 from typing import Any
 
 from tests.kernel import generate
+from tests.wire.flymq import fetched, frame, produce, produced, producer
 
 MAX_FRAME = 1 << 20
 NOW = 1_000_000
@@ -17,41 +17,6 @@ PARTITIONS = (-1, -1, -1, 0, 1, 7, -2, (1 << 31) - 1, -(1 << 31))
 PRODUCERS = (1, 2, MAX_I64)
 BAD_PRODUCERS = (0, MAX_I64 + 1)
 OTHER_OPS = (0x00, 0x02, 0x07, 0x0B, 0x70, 0xFF)
-
-
-def frame(op: int, payload: bytes = b"", flags: int = 1) -> bytes:
-    return struct.pack(">BBBBI", 0xAF, 1, op, flags, len(payload)) + payload
-
-
-def string16(text: bytes) -> bytes:
-    return struct.pack(">H", len(text)) + text
-
-
-def bytes32(text: bytes) -> bytes:
-    return struct.pack(">I", len(text)) + text
-
-
-def produce(
-    topic: bytes, value: bytes, key: bytes = b"", partition: int = -1, suffix: bytes = b"", flags: int = 1
-) -> bytes:
-    return frame(1, string16(topic) + bytes32(key) + bytes32(value) + struct.pack(">i", partition) + suffix, flags)
-
-
-def producer(producer_id: int, sequence: int) -> bytes:
-    return struct.pack(">QI", producer_id, sequence)
-
-
-def metadata(topic: bytes, partition: int, offset: int, time_ms: int, key: int, value: int, flags: int = 1) -> bytes:
-    return frame(1, string16(topic) + struct.pack(">iQqii", partition, offset, time_ms, key, value), flags)
-
-
-def fetched(records: list[tuple[int, bytes, bytes]], next_offset: int, sdk: bool, op: int = 7, flags: int = 1) -> bytes:
-    count, last = struct.pack(">I", len(records)), struct.pack(">Q", next_offset)
-    if sdk:
-        body = b"".join(struct.pack(">Q", offset) + bytes32(key) + bytes32(value) for offset, key, value in records)
-        return frame(op, count + last + body, flags)
-    body = b"".join(bytes32(key) + bytes32(value) + struct.pack(">Q", offset) for offset, key, value in records)
-    return frame(op, count + body + last, flags)
 
 
 def split(k: ModuleType, data: bytes | memoryview, counts: dict[bytes, int], max_frame: int = MAX_FRAME) -> Any:
@@ -108,7 +73,7 @@ def replies(r: random.Random, count: int, sdk: bool) -> list[bytes]:
         kind = r.randrange(4)
         if kind < 2:
             numbers = (r.choice(PARTITIONS), r.getrandbits(64), r.getrandbits(64) - (1 << 63), -1, 4)
-            out.append(metadata(r.choice((*TOPICS, b"")), *numbers, flags))
+            out.append(produced(r.choice((*TOPICS, b"")), *numbers, flags))
         elif kind == 2:
             records = [(r.getrandbits(64), r.choice((b"", b"key")), generate.blob(r)) for _ in range(r.randrange(5))]
             layout = sdk if r.random() < 0.95 else not sdk

@@ -1,4 +1,4 @@
-"""What the kernel tests share: the two twins, and frames made by hand so that no twin vouches for itself."""
+"""What the kernel tests share: the two twins, and what a BlipMQ read gives. Frames are of tests/wire: no twin vouches for itself."""
 
 import importlib
 import json
@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.wire import blipmq
 
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "vectors/blipmq/document.json").read_text())
 MAX_FRAME = 16 * 1024 * 1024
@@ -22,16 +24,8 @@ def native_twin() -> ModuleType:
         pytest.skip(f"NATIVE KERNEL NOT BUILT, its half of these tests did not run: {error}")
 
 
-def frame(kind: int, cid: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">IBQ", 9 + len(payload), kind, cid) + payload
-
-
-def publish(topic: bytes, value: bytes, qos: int = 1, cid: int = 1, ttl: bytes = b"") -> bytes:
-    return frame(3, cid, bytes((qos,)) + ttl + struct.pack(">H", len(topic)) + topic + value)
-
-
-def u64(number: int) -> bytes:
-    return struct.pack(">Q", number)
+def publish(topic: bytes, value: bytes, qos: int = 1, cid: int = 1, ttl_ms: int | None = None) -> bytes:
+    return blipmq.publish(cid, topic, value, qos, ttl_ms)
 
 
 def split(k: ModuleType, data: bytes, version: int = 1, max_frame: int = MAX_FRAME) -> Any:

@@ -1,11 +1,13 @@
 """Random input for the kernel: valid, slightly wrong and plainly random batches and frames, from one seeded source.
 
-Used by test_differential.py and fuzz/blip_codec.py. Frames are made by hand, not by a twin.
+Used by test_differential.py and the fuzzers. Frames are those of tests/wire, not of a twin.
 """
 
 import random
 import struct
 from typing import Any
+
+from tests.wire import blipmq
 
 MAX_U64 = (1 << 64) - 1
 TOPICS = (b"a", b"demo", b"t" * 13, b"t" * 14, b"sensor/1", "grün".encode(), b"x" * 255)
@@ -19,10 +21,6 @@ def blob(r: random.Random) -> bytes:
     return r.randbytes(r.choice(SIZES))
 
 
-def frame(kind: int, cid: int, payload: bytes) -> bytes:
-    return struct.pack(">IBQ", 9 + len(payload), kind, cid) + payload
-
-
 def cid(r: random.Random) -> int:
     return r.choice(CIDS) if r.random() < 0.5 else r.getrandbits(64)
 
@@ -32,11 +30,11 @@ def publish_payload(r: random.Random, topic: bytes, value: bytes) -> bytes:
     ttl = b""
     if r.random() < 0.15:
         qos, ttl = qos | 0x80, r.randbytes(4)
-    return bytes((qos,)) + ttl + struct.pack(">H", len(topic)) + topic + value
+    return bytes((qos,)) + ttl + blipmq.text(topic) + value
 
 
 def deliver_payload(r: random.Random, topic: bytes, value: bytes) -> bytes:
-    return bytes((r.randrange(2),)) + r.randbytes(8) + struct.pack(">H", len(topic)) + topic + value
+    return bytes((r.randrange(2),)) + r.randbytes(8) + blipmq.text(topic) + value
 
 
 def frames(r: random.Random, count: int) -> list[bytes]:
@@ -57,10 +55,10 @@ def frames(r: random.Random, count: int) -> list[bytes]:
             elif kind == 10:
                 payload = deliver_payload(r, topic, value)
             elif kind in (5, 9):
-                payload = struct.pack(">Q", subscription) if r.random() < 0.95 else r.randbytes(r.randrange(12))
+                payload = blipmq.u64(subscription) if r.random() < 0.95 else r.randbytes(r.randrange(12))
             else:
                 payload = r.randbytes(r.randrange(8))
-            out.append(frame(kind, number, payload))
+            out.append(blipmq.frame(kind, number, payload))
     return out[:count]
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.frames import MAX_FRAME, MAX_U64, NOW, VECTORS, frame, publish, split, u64, values_of
-
-TTL_BIT = 0x80
+from tests.kernel.frames import MAX_FRAME, MAX_U64, NOW, VECTORS, publish, split, values_of
+from tests.wire.blipmq import frame, u64
 
 
 def ids_of(item: Any) -> list[int]:
@@ -109,12 +108,11 @@ class TestBlip:
         assert (consumed, fatal) == (len(data), 0)
 
     def test_time_to_live(self, k: ModuleType) -> None:
-        ttl = struct.pack(">I", 250)
-        data = publish(b"a", b"1") + publish(b"a", b"2", qos=TTL_BIT | 1, ttl=ttl) + publish(b"b", b"3")
+        data = publish(b"a", b"1") + publish(b"a", b"2", ttl_ms=250) + publish(b"b", b"3")
         items = split(k, data, version=2)[0]
         assert [expiries_of(k, item[3]) for item in items] == [[0, NOW + 250_000], [0]]
-        assert k.blip_publish(b"a", 1, [b"2"], 1, 250) == publish(b"a", b"2", qos=TTL_BIT | 1, ttl=ttl)
-        longest = publish(b"a", b"", qos=TTL_BIT, ttl=b"\xff" * 4)
+        assert k.blip_publish(b"a", 1, [b"2"], 1, 250) == publish(b"a", b"2", ttl_ms=250)
+        longest = publish(b"a", b"", qos=0, ttl_ms=0xFFFFFFFF)
         assert expiries_of(k, split(k, longest, version=2)[0][0][3]) == [NOW + 0xFFFFFFFF * 1000]
 
     # -- acks and polls -----------------------------------------------------------------------------------------------
@@ -227,7 +225,7 @@ class TestBlip:
     def test_every_cut_gives_the_same(self, k: ModuleType) -> None:
         data = (
             publish(b"a", b"12345")
-            + publish(b"a", b"", qos=TTL_BIT, ttl=bytes(4))
+            + publish(b"a", b"", qos=0, ttl_ms=0)
             + frame(5, 1, u64(2))
             + frame(9, 1, u64(2))
             + publish(b"", b"")

@@ -9,24 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.fast_packets import (
-    MAX_U32,
-    NOW,
-    PAYLOAD_MAX,
-    SAMES,
+from tests.kernel.fast_packets import MAX_U32, NOW, PAYLOAD_MAX, SAMES, expected, read_all
+from tests.wire.fast import (
     create,
-    expected,
     extend,
     key_update,
     message,
     publish,
-    read_all,
     request,
     result,
-    rotate,
+    rotate_key,
     short,
     subscribe,
     u32,
+    unsubscribe,
 )
 
 JWT, OTHER, BAD = b"j" * 187, b"j" * 186 + b"k", b"refused"
@@ -68,10 +64,10 @@ class TestFast:
             (create(BAD, b"\xff", 1), (1, BAD, b"\xff", 1)),
             (subscribe(JWT, 0), (2, JWT, 0)),
             (subscribe(BAD, MAX_U32), (2, BAD, MAX_U32)),
-            (subscribe(JWT, 7, kind=5), (5, JWT, 7)),
-            (rotate(JWT, 7, b"key"), (7, JWT, 7, b"key")),
-            (rotate(JWT, 7, b""), (7, JWT, 7, b"")),
-            (rotate(JWT, 7, b"k" * 255), (7, JWT, 7, b"k" * 255)),
+            (unsubscribe(JWT, 7), (5, JWT, 7)),
+            (rotate_key(JWT, 7, b"key"), (7, JWT, 7, b"key")),
+            (rotate_key(JWT, 7, b""), (7, JWT, 7, b"")),
+            (rotate_key(JWT, 7, b"k" * 255), (7, JWT, 7, b"k" * 255)),
             (extend(1), (0x70, 1)),
             (extend(255), (0x70, 255)),
         ],
@@ -95,8 +91,8 @@ class TestFast:
         assert type(items[0][1]) is bytes and type(items[0][3]) is bytearray
 
     def test_create_rotate_and_extend_end_the_splitting(self, k: ModuleType) -> None:
-        for last in (create(JWT, b"demo"), rotate(JWT, 1, b"k"), extend(1)):
-            first = publish(JWT, 1, b"a") + subscribe(JWT, 1) + subscribe(JWT, 1, kind=5) + last
+        for last in (create(JWT, b"demo"), rotate_key(JWT, 1, b"k"), extend(1)):
+            first = publish(JWT, 1, b"a") + subscribe(JWT, 1) + unsubscribe(JWT, 1) + last
             items, consumed, fatal, unknown = split(k, first + b"\x04")
             assert ([item[0] for item in items], consumed) == ([3, 2, 5, last[0]], len(first))
             assert (fatal, unknown) == (0, None)
@@ -180,8 +176,8 @@ class TestFast:
             publish(b"new", 1, b"x"),
             create(b"new", b"n"),
             subscribe(b"new", 1),
-            subscribe(b"new", 1, kind=5),
-            rotate(b"new", 1, b"k"),
+            unsubscribe(b"new", 1),
+            rotate_key(b"new", 1, b"k"),
         ],
     )
     def test_an_unknown_token_stops_at_its_whole_packet(self, k: ModuleType, packet: bytes) -> None:
@@ -236,8 +232,8 @@ class TestFast:
             (publish(b"", 1, b"a"), (3, JWT, 1, 1)),
             (create(b"", b"n"), (1, JWT, b"n", 1)),
             (subscribe(b"", 1), (2, JWT, 1, 1)),
-            (subscribe(b"", 1, kind=5), (5, JWT, 1, 1)),
-            (rotate(b"", 1, b"k"), (7, JWT, 1, 1)),
+            (unsubscribe(b"", 1), (5, JWT, 1, 1)),
+            (rotate_key(b"", 1, b"k"), (7, JWT, 1, 1)),
         ],
     )
     def test_an_empty_token_stands_for_the_one_given(self, k: ModuleType, packet: bytes, item: Any) -> None:

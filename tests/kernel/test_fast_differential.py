@@ -18,6 +18,7 @@ from tests.kernel import fast_packets, generate
 from tests.kernel.fast_packets import NOW, PAYLOAD_MAX, SAMES, TOPICS
 from tests.kernel.frames import native_twin
 from tests.kernel.test_differential import CASES, EXAMPLES, REFUSED, SEED, same, valid_batch
+from tests.wire import fast
 
 MAX_CUTS = 6
 KNOWN = {jwt: fast_packets.origin_of(jwt) for jwt in fast_packets.TOKENS}
@@ -34,7 +35,7 @@ def cuts_of(r: random.Random, length: int) -> list[int]:
 
 def reads(native: ModuleType, r: random.Random) -> None:
     fields = fast_packets.requests(r, r.randrange(1, 40))
-    data = b"".join(map(fast_packets.request, fields))
+    data = b"".join(map(fast.request, fields))
     same_as = r.choice(SAMES)
     whole = fast_packets.expected(fields, same_as), len(data), 0
     assert fast_packets.read_all(native, data, cuts_of(r, len(data)), same_as) == whole
@@ -69,7 +70,7 @@ def messages(native: ModuleType, r: random.Random) -> None:
     jwt, values = r.choice((*fast_packets.TOKENS, bytes(256))), [generate.blob(r) for _ in range(r.randrange(5))]
     sent = same(native, "fast_publish", jwt, topic_id, values)
     if sent != REFUSED:
-        assert sent == b"".join(fast_packets.publish(jwt, topic_id, value) for value in values)
+        assert sent == b"".join(fast.publish(jwt, topic_id, value) for value in values)
 
 
 @pytest.mark.parametrize("kind", [reads, replies, messages])
@@ -100,7 +101,7 @@ runs = st.lists(st.tuples(one_request, st.integers(1, 4)), max_size=8)
 @given(made=runs, cuts=st.lists(st.integers(0, 2000), max_size=MAX_CUTS), same_as=sames)
 def test_valid_packets_in_any_chunking(native: ModuleType, made: Any, cuts: list[int], same_as: bytes | None) -> None:
     fields = [one for one, times in made for _ in range(times)]
-    data = b"".join(map(fast_packets.request, fields))
+    data = b"".join(map(fast.request, fields))
     inside = sorted(cut for cut in cuts if cut <= len(data))
     for twin in (native, pure):
         whole = fast_packets.expected(fields, same_as), len(data), 0
@@ -118,7 +119,7 @@ def test_valid_packets_in_any_chunking(native: ModuleType, made: Any, cuts: list
 def test_twins_agree_on_mutated_and_cut_packets(
     native: ModuleType, made: Any, wrong: list[tuple[int, int]], cut: int, start: int, same_as: bytes | None
 ) -> None:
-    data = bytearray(b"".join(fast_packets.request(one) * times for one, times in made)[:cut])
+    data = bytearray(b"".join(fast.request(one) * times for one, times in made)[:cut])
     for at, value in wrong:
         if at < len(data):
             data[at] = value
@@ -142,13 +143,13 @@ def test_a_lost_or_moved_record_would_be_seen(native: ModuleType) -> None:
     whole = fast_packets.expected(fields)
     assert fast_packets.expected([fields[2], *fields[:2]]) == whole
     for wrong in (fields[1:], [fields[1], fields[0], fields[2]]):
-        data = b"".join(map(fast_packets.request, wrong))
+        data = b"".join(map(fast.request, wrong))
         assert fast_packets.read_all(native, data, [])[0] != whole
 
 
 def test_a_token_taken_for_another_would_be_seen(native: ModuleType) -> None:
     fields = [(3, b"t", 1, b"a"), (3, b"", 1, b"b")]
-    data = b"".join(map(fast_packets.request, fields))
+    data = b"".join(map(fast.request, fields))
     for one in SAMES:
         seen = [
             other

@@ -17,19 +17,16 @@ from tests.kernel.felix_frames import (
     MAX_U64,
     NOW,
     ORIGIN,
-    ack,
     acked,
     expected,
     frame,
     json_faults,
     read_all,
-    split_frames,
     target,
-    text,
     unacked,
-    values_part,
     wire,
 )
+from tests.wire.felix import ack, frames_of, json_frame, values
 
 CEILING = 32 * 1024 * 1024
 MAX_RECORDS = 1 << 20
@@ -84,7 +81,7 @@ class TestFelix:
 
     @pytest.mark.parametrize("message", DOCUMENT, ids=lambda message: message["type"])
     def test_every_message_of_the_document(self, k: ModuleType, message: dict[str, Any]) -> None:
-        data = text(message)
+        data = json_frame(message)
         want = [(0, data[12:])], len(data), 0
         assert split(k, data) == k.felix_received(data, 0, FRAME_MAX) == want
         assert k.json_fault(data[12:], 2) == 0
@@ -127,7 +124,7 @@ class TestFelix:
         bad = frame(0x0001, b"")
         for between in (
             unacked(other, b"x"),
-            text({}),
+            json_frame({}),
             acked(DEMO, 1, 1, b"x"),
             bad,
             frame(0x0041, b""),
@@ -168,10 +165,10 @@ class TestFelix:
             (DEMO + struct.pack(">II", 1, 1), 1),
             (DEMO + struct.pack(">II", 1, 0xFFFFFFFF) + b"x", 1),
             (DEMO + struct.pack(">III", 2, 1, 2) + b"xyz", 1),
-            (DEMO + values_part([b"a"]) + b"x", 3),
-            (DEMO + values_part([]) + b"xxxx", 3),
-            (DEMO.replace(b"t1", b"\xff1") + values_part([b"a"]), 5),
-            (DEMO.replace(b"demo", b"\xed\xa0\x80o") + values_part([b"a"]), 5),
+            (DEMO + values(b"a") + b"x", 3),
+            (DEMO + values() + b"xxxx", 3),
+            (DEMO.replace(b"t1", b"\xff1") + values(b"a"), 5),
+            (DEMO.replace(b"demo", b"\xed\xa0\x80o") + values(b"a"), 5),
         ],
     )
     def test_malformed_batches(self, k: ModuleType, body: bytes, code: int) -> None:
@@ -214,7 +211,7 @@ class TestFelix:
         ],
     )
     def test_fatal_as_soon_as_it_is_in(self, k: ModuleType, bad: bytes, seen: int, fatal: int) -> None:
-        good = text({})
+        good = json_frame({})
         for cut in range(len(bad) + 1):
             want = len(good), fatal if cut >= seen else 0
             assert split(k, good + bad[:cut], 100)[1:] == k.felix_received(good + bad[:cut], 0, 100)[1:] == want
@@ -227,9 +224,9 @@ class TestFelix:
     @pytest.mark.parametrize("flags", [2, 4, 0x22, 0x24])
     def test_malformed_events(self, k: ModuleType, flags: int) -> None:
         lead = bytes(8) * (bool(flags & 2) + bool(flags & 0x20))
-        good = frame(flags, lead + values_part([b"a", b""]))
+        good = frame(flags, lead + values(b"a", b""))
         assert k.felix_received(good, 0, FRAME_MAX)[0][0][3] == [b"a", b""]
-        for payload in (lead[:-1], lead, lead + b"\0\0\0\1", lead + values_part([b"a"]) + b"x", lead + b"\xff" * 8):
+        for payload in (lead[:-1], lead, lead + b"\0\0\0\1", lead + values(b"a") + b"x", lead + b"\xff" * 8):
             bad = frame(flags, payload)
             assert k.felix_received(good + bad, 0, FRAME_MAX)[1:] == (len(good), 4)
 
@@ -289,9 +286,9 @@ class TestFelix:
                 k.felix_publish(DEMO, [b"a"], request_id, 1)
         room = CEILING - len(DEMO) - 8
         assert len(k.felix_publish(DEMO, [bytes(room)], -1, 0)) == 12 + CEILING
-        for values in ([bytes(room + 1)], [b""] * (MAX_RECORDS + 1)):
+        for many in ([bytes(room + 1)], [b""] * (MAX_RECORDS + 1)):
             with pytest.raises(ValueError):
-                k.felix_publish(DEMO, values, -1, 0)
+                k.felix_publish(DEMO, many, -1, 0)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -325,16 +322,18 @@ class TestFelix:
 
     def test_a_null_value_is_sent_empty(self, k: ModuleType) -> None:
         batch = k.build([None, b"a"], keys=[b"k", b"l"])
-        assert k.felix_deliver(batch, 0, 2, NOW, False, 0, FRAME_MAX)[0] == frame(4, values_part([b"", b"a"]))
+        assert k.felix_deliver(batch, 0, 2, NOW, False, 0, FRAME_MAX)[0] == frame(4, values(b"", b"a"))
         assert json.loads(k.felix_events(batch, 0, 2, NOW, NAMES, FRAME_MAX)[0][12:])["payloads"] == ["", "YQ=="]
 
     def test_events_as_json(self, k: ModuleType) -> None:
         batch = k.build([b"hello", b"world"], expiries=[0, NOW + 1])
-        assert k.felix_events(batch, 0, 1, NOW, NAMES, FRAME_MAX) == (text(DOCUMENT[5]), 1, [])
-        assert k.felix_events(batch, 0, 2, NOW, NAMES, FRAME_MAX) == (text(DOCUMENT[6]), 2, [])
-        assert k.felix_events(batch, 0, 2, NOW + 1, NAMES, FRAME_MAX) == (text(DOCUMENT[5]), 1, [])
+        assert k.felix_events(batch, 0, 1, NOW, NAMES, FRAME_MAX) == (json_frame(DOCUMENT[5]), 1, [])
+        assert k.felix_events(batch, 0, 2, NOW, NAMES, FRAME_MAX) == (json_frame(DOCUMENT[6]), 2, [])
+        assert k.felix_events(batch, 0, 2, NOW + 1, NAMES, FRAME_MAX) == (json_frame(DOCUMENT[5]), 1, [])
         assert k.felix_events(batch, 0, 0, NOW, NAMES, FRAME_MAX) == (b"", 0, [])
-        assert k.felix_events(batch, 0, 1, NOW, b"", FRAME_MAX)[0] == text({"type": "event", "payload": "aGVsbG8="})
+        assert k.felix_events(batch, 0, 1, NOW, b"", FRAME_MAX)[0] == json_frame(
+            {"type": "event", "payload": "aGVsbG8="}
+        )
 
     @pytest.mark.parametrize("most", [1, 200, 1000, FRAME_MAX])
     def test_bounds_of_an_event_batch(self, k: ModuleType, most: int) -> None:
@@ -347,7 +346,7 @@ class TestFelix:
         data, count, omitted = k.felix_events(k.build(values), 0, len(values), NOW, NAMES, most)
         got: list[bytes] = []
         sizes: list[tuple[int, int]] = []
-        for flags, payload in split_frames(data):
+        for flags, payload in frames_of(data):
             message = json.loads(payload)
             texts = message["payloads"] if message["type"] == "event_batch" else [message["payload"]]
             assert flags == 0 and (len(texts) > 1) is (message["type"] == "event_batch")
@@ -382,23 +381,23 @@ class TestFelix:
     def test_gets_with_and_without_scope(self, k: ModuleType) -> None:
         entry: list[Any] = [b"cached", 0, False, 12]
         scopes = {b"": {b"demo-key": entry}, b"t1\0default\0primary": {b"demo-key": entry}}
-        asked = text({"type": "cache_get", "request_id": "2", "key": "demo-key"})
-        scoped = text({"type": "cache_get", **CACHE, "key": "demo-key", "request_id": 7})
-        missing = text({"type": "cache_get", "key": "ü"})
+        asked = json_frame({"type": "cache_get", "request_id": "2", "key": "demo-key"})
+        scoped = json_frame({"type": "cache_get", **CACHE, "key": "demo-key", "request_id": 7})
+        missing = json_frame({"type": "cache_get", "key": "ü"})
         want = (
-            text({"type": "cache_value", "key": "demo-key", "value": "Y2FjaGVk", "request_id": "2"})
-            + text({"type": "cache_value", **CACHE, "key": "demo-key", "value": "Y2FjaGVk", "request_id": 7})
-            + text({"type": "cache_value", "key": "ü", "value": None})
+            json_frame({"type": "cache_value", "key": "demo-key", "value": "Y2FjaGVk", "request_id": "2"})
+            + json_frame({"type": "cache_value", **CACHE, "key": "demo-key", "value": "Y2FjaGVk", "request_id": 7})
+            + json_frame({"type": "cache_value", "key": "ü", "value": None})
         )
         data = asked + scoped + missing
         assert gets(k, data + data[:20], scopes) == (want, len(data), 2, 1)
         assert entry == [b"cached", 0, True, 12]
         reply = gets(k, data, scopes, versions=True)[0]
-        assert [json.loads(payload).get("version") for _, payload in split_frames(reply)] == [12, 12, None]
-        assert split_frames(reply)[0][1].endswith(b'"request_id":"2","version":12}')
+        assert [json.loads(payload).get("version") for _, payload in frames_of(reply)] == [12, 12, None]
+        assert frames_of(reply)[0][1].endswith(b'"request_id":"2","version":12}')
 
     def test_expired_entries_are_null_and_not_used(self, k: ModuleType) -> None:
-        data = text({"type": "cache_get", "key": "a"})
+        data = json_frame({"type": "cache_get", "key": "a"})
         for expires, alive in ((0, True), (NOW + 1, True), (NOW, False), (1, False)):
             entry: list[Any] = [b"v", expires, False, 1]
             _, _, hits, misses = gets(k, data, {b"": {b"a": entry}})
@@ -463,13 +462,13 @@ class TestFelix:
         ],
     )
     def test_what_is_not_a_plain_get_ends_the_run(self, k: ModuleType, body: bytes) -> None:
-        good = text({"type": "cache_get", "key": "a"})
+        good = json_frame({"type": "cache_get", "key": "a"})
         scopes = {b"": {b"a": [b"v", 0, False, 1]}, b"t1\0n\0c": {}}
         reply, consumed, hits, misses = gets(k, good + frame(0, body) + good, scopes)
-        assert (len(split_frames(reply)), consumed, hits, misses) == (1, len(good), 1, 0)
+        assert (len(frames_of(reply)), consumed, hits, misses) == (1, len(good), 1, 0)
 
     def test_where_a_run_of_gets_ends(self, k: ModuleType) -> None:
-        good = text({"type": "cache_get", "key": "a"})
+        good = json_frame({"type": "cache_get", "key": "a"})
         entry: list[Any] = [b"v" * 300, 0, False, 1]
         scopes = {b"": {b"a": entry}}
         for behind in (frame(0x0001, good[12:]), b"FLX2", frame(0, b"", version=2), good[:-1], b""):
@@ -486,13 +485,13 @@ class TestFelix:
         """The native twin reads eight bytes at a time: a quote, escape or control byte is found wherever it stands."""
         for size in range(40):
             key = "k" * size
-            data = text({"type": "cache_get", "key": key})
+            data = json_frame({"type": "cache_get", "key": key})
             assert gets(k, data, {b"": {key.encode(): [b"v", 0, False, 1]}})[2] == 1
             for odd in (b"\\", b"\x1f", b"\x00"):
                 bad = frame(0, b'{"type":"cache_get","key":"' + key.encode() + odd + b'nnnnnnnn"}')
                 assert gets(k, bad, {b"": {}})[1] == 0
             for even in ("\x20", "\x7f", "!", "#", "[", "]", "ü"):
-                assert gets(k, text({"type": "cache_get", "key": key + even + key}), {b"": {}})[3] == 1
+                assert gets(k, json_frame({"type": "cache_get", "key": key + even + key}), {b"": {}})[3] == 1
 
     # -- what is wrong with a text ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from tests.kernel import felix_frames, generate
 from tests.kernel.felix_frames import DEPTH, FRAME_MAX, IDS, KNOWN, NOW, ORIGIN
 from tests.kernel.frames import native_twin
 from tests.kernel.test_differential import CASES, EXAMPLES, REFUSED, SEED, same, valid_batch
+from tests.wire import felix
 
 MAX_CUTS = 6
 KNOWN_FLAGS = (KNOWN, KNOWN, 0x003F, 0x0001, 0x0009, 0)
@@ -75,7 +76,7 @@ def events(native: ModuleType, r: random.Random) -> None:
         if got != REFUSED:
             items, consumed, fatal = same(native, "felix_received", got[0], 0, FRAME_MAX)
             assert (sum(len(item[3]) for item in items), consumed, fatal) == (got[1], len(got[0]), 0)
-            assert all(len(payload) <= most for _, payload in felix_frames.split_frames(got[0]))
+            assert all(len(payload) <= most for _, payload in felix.frames_of(got[0]))
             if keys and data is batch and high in (0, 3 << 48):
                 rows = {row[0]: row[2] for row in native.rows(data, first, last)}
                 told = {item[2] + i: key for item in items if len(item) > 4 for i, key in enumerate(item[4])}
@@ -83,7 +84,7 @@ def events(native: ModuleType, r: random.Random) -> None:
         text = same(native, "felix_events", data, first, last, now, r.choice((NAMES, b"")), most)
         if REFUSED not in (got, text) and not got[2] and not text[2]:
             values = [value for item in items for value in item[3]]
-            messages = [json.loads(payload) for _, payload in felix_frames.split_frames(text[0])]
+            messages = [json.loads(payload) for _, payload in felix.frames_of(text[0])]
             sent = [one for m in messages for one in (m["payloads"] if "payloads" in m else [m["payload"]])]
             assert [b64decode(one) for one in sent] == values
     where, values = (
@@ -112,7 +113,7 @@ def gets(native: ModuleType, r: random.Random) -> None:
     scopes, asked = felix_frames.entries(r), [felix_frames.get_fields(r) for _ in range(r.randrange(1, 20))]
     data = b"".join(felix_frames.frame(0, felix_frames.get_text(r, fields)) for fields in asked)
     reply, consumed, hits, misses = answered_alike(native, data, 0, FRAME_MAX, scopes, 1 << 30, False)
-    answers = felix_frames.split_frames(reply)
+    answers = felix.frames_of(reply)
     assert len(answers) == hits + misses and len(answers) <= len(asked) and consumed <= len(data)
     for fields, (_, payload) in zip(asked, answers, strict=False):
         names = [fields[name] for name in ("tenant_id", "namespace", "cache") if name in fields]

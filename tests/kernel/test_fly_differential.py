@@ -18,6 +18,7 @@ from quintet.kernel import pure
 from tests.kernel import fly_frames, generate
 from tests.kernel.frames import native_twin
 from tests.kernel.test_differential import CASES, EXAMPLES, NOW, REFUSED, SEED, same, valid_batch
+from tests.wire import flymq
 
 MAX_FRAME = fly_frames.MAX_FRAME
 MAX_CUTS = 5
@@ -165,13 +166,13 @@ def test_twins_agree_on_any_read(native: ModuleType, data: bytes, start: int, sd
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(op=st.sampled_from([1, 7, 11]), payload=st.binary(max_size=80), sdk=st.booleans())
 def test_twins_agree_on_any_payload(native: ModuleType, op: int, payload: bytes, sdk: bool) -> None:
-    data = fly_frames.frame(op, payload) * 2
+    data = flymq.frame(op, payload) * 2
     same(native, "fly_split", data, 0, MAX_FRAME, {payload[2:3]: 2}, b"o", NOW)
     same(native, "fly_received", data, 0, MAX_FRAME, sdk)
 
 
 def test_a_lost_record_would_be_seen(native: ModuleType) -> None:
-    items = fly_frames.split_all(native, fly_frames.produce(b"a", b"1") * 2, {b"a": 1})[0]
+    items = fly_frames.split_all(native, flymq.produce(b"a", b"1") * 2, {b"a": 1})[0]
     assert len(records(native, items)) == 2
     _, groups, order = items[0]
     with pytest.raises(AssertionError):

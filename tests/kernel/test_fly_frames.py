@@ -11,21 +11,8 @@ import pytest
 
 from quintet.kernel import pure
 from quintet.model.keys import fnv1a
-from tests.kernel.fly_frames import (
-    MAX_FRAME,
-    MAX_I64,
-    NOW,
-    ORIGIN,
-    bytes32,
-    fetched,
-    frame,
-    metadata,
-    produce,
-    producer,
-    split,
-    split_all,
-    string16,
-)
+from tests.kernel.fly_frames import MAX_FRAME, MAX_I64, NOW, ORIGIN, split, split_all
+from tests.wire.flymq import blob, fetched, frame, produce, produced, producer, text
 
 MEBIBYTE = 1024 * 1024
 MAX_U32 = (1 << 32) - 1
@@ -244,10 +231,10 @@ class TestFly:
             produce(b"t", b"v", suffix=producer(0, 1))[8:],
             produce(b"t", b"v", suffix=producer(MAX_I64 + 1, 1))[8:],
             produce(b"t", b"v")[8:-1],
-            string16(b"t") + struct.pack(">I", 1),
-            string16(b"t") + struct.pack(">I", MAX_U32) + bytes(40),
-            string16(b"t") + bytes32(b"k") + struct.pack(">I", MAX_U32) + bytes(40),
-            string16(b"t") + bytes32(b"k") + struct.pack(">I", MAX_U32 - 3),
+            text(b"t") + struct.pack(">I", 1),
+            text(b"t") + struct.pack(">I", MAX_U32) + bytes(40),
+            text(b"t") + blob(b"k") + struct.pack(">I", MAX_U32) + bytes(40),
+            text(b"t") + blob(b"k") + struct.pack(">I", MAX_U32 - 3),
         ],
     )
     def test_a_malformed_produce_is_passed_on(self, k: ModuleType, payload: bytes) -> None:
@@ -337,10 +324,10 @@ class TestFly:
         groups = [(b"a", 3, keyed, b"unused"), (b"b" * 255, 0, plain, b""), (b"c", -1, None, error)]
         order = struct.pack("<9H", 0, 2, 1, 1, 0, 2, 2, 0, 1)
         want = [
-            *(metadata(b"a", 3, 100, -1, 1, 3, 0x21), error),
-            *(metadata(b"b" * 255, 0, 5, 1, -1, 1, 0x21), metadata(b"b" * 255, 0, 6, 1, -1, 1, 0x21)),
-            *(metadata(b"a", 3, 101, -1, -1, 0, 0x21), error, error),
-            *(metadata(b"a", 3, 102, -1, 0, 500, 0x21), metadata(b"b" * 255, 0, 7, 1, -1, 1, 0x21)),
+            *(produced(b"a", 3, 100, -1, 1, 3, 0x21), error),
+            *(produced(b"b" * 255, 0, 5, 1, -1, 1, 0x21), produced(b"b" * 255, 0, 6, 1, -1, 1, 0x21)),
+            *(produced(b"a", 3, 101, -1, -1, 0, 0x21), error, error),
+            *(produced(b"a", 3, 102, -1, 0, 500, 0x21), produced(b"b" * 255, 0, 7, 1, -1, 1, 0x21)),
         ]
         assert k.fly_produced(groups, order, 0x21) == b"".join(want)
         assert k.fly_produced(tuple(groups), order[:2], 0x21) == want[0]
@@ -450,8 +437,8 @@ class TestFly:
                 k.fly_produce(*good[:at], value, *good[at + 1 :])
 
     def test_received_runs(self, k: ModuleType) -> None:
-        reply = metadata(b"t", 1, MAX_U64, -5, 3, 4)
-        data = reply + metadata(b"", -1, 0, 7, -1, 0) + frame(0xFF, b"no") + reply
+        reply = produced(b"t", 1, MAX_U64, -5, 3, 4)
+        data = reply + produced(b"", -1, 0, 7, -1, 0) + frame(0xFF, b"no") + reply
         data += fetched([], 9, False) + reply + frame(1, b"zipped", 0x03) + reply + frame(7, b"zipped", 0x05)
         one = (b"t", 1, MAX_U64, -5)
         assert k.fly_received(data, 0, MAX_FRAME, False) == (
@@ -470,7 +457,7 @@ class TestFly:
         )
 
     def test_received_malformed(self, k: ModuleType) -> None:
-        good = metadata(b"t", 1, 2, 3, 4, 5)
+        good = produced(b"t", 1, 2, 3, 4, 5)
         fetch = fetched([(1, b"k", b"v")], 2, False)[8:]
         bad = [
             *((1, b""), (1, b"\0"), (1, good[8:-1]), (1, good[8:] + b"x"), (1, b"\xff\xff" + good[10:])),

@@ -9,27 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.kernel import pure
+from tests.wire.websocket import frame
 
 TWINS = [pure]
 if importlib.util.find_spec("quintet.kernel._native") is not None:
     TWINS.append(importlib.import_module("quintet.kernel._native"))
 
 MAX = 1 << 20
-
-
-def frame(
-    payload: bytes, opcode: int = 1, last: bool = True, mask: bytes = b"\x01\x02\x83\xf4", reserved: int = 0
-) -> bytes:
-    """One frame as a client sends it."""
-    head = bytes([(0x80 if last else 0) | reserved | opcode])
-    size = len(payload)
-    if size < 126:
-        head += bytes([0x80 | size])
-    elif size < 1 << 16:
-        head += bytes([0xFE]) + size.to_bytes(2, "big")
-    else:
-        head += bytes([0xFF]) + size.to_bytes(8, "big")
-    return head + mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__.rpartition(".")[2])

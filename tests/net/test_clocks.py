@@ -14,11 +14,11 @@ from quintet.net import certificates
 from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions
-from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.testing.line import SimBroker
 from tests.net.quic_peers import connected, until
 from tests.net.test_session_faults import world
+from tests.wire import blipmq as wire
 
 HOUR_US = 3600 * 1_000_000
 
@@ -71,7 +71,7 @@ def test_only_time_that_passes_ends_a_silent_or_stalled_connection(set_by: int) 
                 await asyncio.sleep(0.001)
             (connection,) = listener.connections
             if stalled:
-                peer.sendall(codec.hello(1, 1) + codec.auth(2, b"dev-key"))
+                peer.sendall(wire.hello(1, 1) + wire.auth(2, b"dev-key"))
                 while connection.who is None:
                     await asyncio.sleep(0.001)
                 await stall(connection)

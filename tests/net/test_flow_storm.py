@@ -22,9 +22,9 @@ import quintet
 from quintet.client.links.fast import Queues
 from quintet.model import limits
 from quintet.net import flow_control, turns
-from tests.abuse import fly_wire
-from tests.crash import wire
 from tests.net.test_session_faults import DOORS, World, world
+from tests.wire import blipmq as wire
+from tests.wire import flymq as flymq_wire
 
 LONG = "QUINTET_TEST_LONG"  # set: forty storms instead of two
 SEEDS = range(40 if os.environ.get(LONG) else 2)
@@ -60,10 +60,10 @@ async def raw(broker: World, door: str) -> AsyncIterator[Peer]:
     peer = Peer(*await asyncio.open_connection(sock=plain, limit=16 * limits.KIB))
     try:
         if door == "flymq":
-            peer.writer.write(fly_wire.frame(fly_wire.AUTH, fly_wire.text("admin") + fly_wire.text("admin")))
+            peer.writer.write(flymq_wire.auth("admin", "admin"))
             await peer.frame(door)
         else:
-            peer.writer.write(wire.frame(wire.HELLO, 1, struct.pack(">H", 1)) + wire.auth(2, b"dev-key"))
+            peer.writer.write(wire.hello(1, 1) + wire.auth(2, b"dev-key"))
             for _ in range(2):
                 await peer.frame(door)
         yield peer
@@ -138,12 +138,12 @@ class Storm:
         """Pipelined questions, each of whose answers has megabytes. Killed in the middle, or read to the end."""
         async with raw(self.broker, "flymq") as peer:
             count, until = random.randrange(1, 6), random.choice((None, None, random.randrange(5)))
-            peer.writer.write(b"".join(fly_wire.fetch("large", random.randrange(2)) for _ in range(count)))
+            peer.writer.write(b"".join(flymq_wire.fetch("large", random.randrange(2)) for _ in range(count)))
             for number in range(count):
                 if number == until:
                     return
                 kind, payload = await peer.frame("flymq")
-                assert kind != fly_wire.ERROR and len(payload) > LARGE_BYTES, (kind, payload[:80])
+                assert kind != flymq_wire.ERROR and len(payload) > LARGE_BYTES, (kind, payload[:80])
                 await asyncio.sleep(random.choice((0, 0, 0.05)))
         self.done.append("fetch")
 
@@ -192,7 +192,7 @@ class Storm:
         while True:
             with suppress(OSError, asyncio.IncompleteReadError):
                 async with raw(self.broker, "flymq") as peer:
-                    peer.writer.write(fly_wire.fetch("large") * 8)
+                    peer.writer.write(flymq_wire.fetch("large") * 8)
                     await asyncio.sleep(0.5)
                     if self.random.random() < 0.5:  # else killed by itself
                         while not peer.writer.transport.is_closing() and await peer.reader.read(1):

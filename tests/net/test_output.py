@@ -14,10 +14,9 @@ from quintet.model import limits
 from quintet.net.flow_control import PRESSED_BYTES_MIN, PRESSED_STALL_US, READS_TOO_SLOWLY
 from quintet.net.listener import Listener
 from quintet.net.output import OWN_BYTES_MAX, OutputBudget
-from tests.abuse import fly_wire
-from tests.crash import wire
-from tests.crash.wire import Wire
 from tests.net.test_session_faults import World, world
+from tests.wire import blipmq as wire
+from tests.wire import flymq as flymq_wire
 
 MIB = limits.MIB
 VALUE_BYTES = 12 * MIB
@@ -78,23 +77,23 @@ def flymq(address: str) -> socket.socket:
     peer = socket.socket()
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     peer.connect((host, int(port)))
-    peer.sendall(fly_wire.frame(fly_wire.AUTH, fly_wire.text("admin") + fly_wire.text("admin")))
+    peer.sendall(flymq_wire.auth("admin", "admin"))
     peer.recv(1024)
     return peer
 
 
 def blipmq(address: str) -> socket.socket:
-    return Wire(address, receive_buffer=4096).greet(b"dev-key").socket
+    return wire.Client(address, receive_buffer=4096).login(b"dev-key").socket
 
 
 def question(peer: socket.socket, door: str, kind: str) -> bytes:
     """What asks for the large records; a subscriber of BlipMQ must be one before they are published."""
     if door == "flymq":
-        consume = fly_wire.frame(0x02, fly_wire.text("large") + (0).to_bytes(4, "big") + (0).to_bytes(8, "big"))
-        return consume if kind == "consume" else fly_wire.fetch("large")
+        consume = flymq_wire.frame(0x02, flymq_wire.text("large") + (0).to_bytes(4, "big") + (0).to_bytes(8, "big"))
+        return consume if kind == "consume" else flymq_wire.fetch("large")
     peer.sendall(wire.subscribe(3, b"large"))
     subscription = int.from_bytes(peer.recv(64)[-8:], "big")
-    return wire.number(wire.POLL, 4, subscription) * 4
+    return wire.poll(4, subscription) * 4
 
 
 async def publish(broker: World, topic: str, count: int) -> None:
@@ -152,9 +151,9 @@ async def test_a_slow_reader_that_reads_is_not_cut(tmp_path: Path, monkeypatch: 
         reader, waiting = [await asyncio.to_thread(flymq, listener.address) for _ in range(2)]
         try:
             budget.bytes_max = 1
-            reader.sendall(fly_wire.fetch("large"))
+            reader.sendall(flymq_wire.fetch("large"))
             await until(lambda: budget.used)
-            waiting.sendall(fly_wire.fetch("large"))
+            waiting.sendall(flymq_wire.fetch("large"))
             await until(lambda: budget.pressed)
             (held,) = [each for each in listener.connections if each.peer == "{}:{}".format(*reader.getsockname())]
             now = listener.monotonic()
@@ -192,7 +191,7 @@ async def test_answers_are_gone_with_their_readers(tmp_path: Path, monkeypatch: 
 
 def read_whole(address: str) -> None:
     with flymq(address) as peer:
-        peer.sendall(fly_wire.fetch("large"))
+        peer.sendall(flymq_wire.fetch("large"))
         taken = 0
         while taken < VALUE_BYTES:
             taken += len(peer.recv(1 << 20))
@@ -201,14 +200,14 @@ def read_whole(address: str) -> None:
 async def test_pipelined_polls_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second claim waits while the answer to the first is made: neither keeps its bytes when both are sent."""
     async with world(tmp_path / "data", monkeypatch) as broker:
-        peer = await asyncio.to_thread(Wire(broker.server.listeners["blipmq"].address).greet, b"dev-key")
+        peer = await asyncio.to_thread(wire.Client(broker.server.listeners["blipmq"].address).login, b"dev-key")
         with peer:
             made = [await asyncio.to_thread(peer.ask, wire.subscribe(number, b"jobs")) for number in (3, 4, 5)]
             async with quintet.connect(broker.url("blipmq", "")) as bus:
                 for _ in range(4):
                     await bus.publish("jobs", bytes(200_000))
             for _ in range(4):  # of three subscriptions in one write: three requests of one read
-                peer.send(b"".join(wire.number(wire.POLL, 9, subscription.number) for subscription in made))
+                peer.send(b"".join(wire.poll(9, subscription.number) for subscription in made))
                 for _ in made:
                     await asyncio.to_thread(peer.read)
         await until(lambda: broker.server.output.used == 0)
@@ -220,13 +219,13 @@ async def test_polls_that_are_answered_in_parts_do_not_wait_for_those_behind(
     """The rest of the first answer is claimed behind the second, whose bytes cannot go out before it."""
     count = 24
     async with world(tmp_path / "data", monkeypatch) as broker:
-        peer = await asyncio.to_thread(Wire(broker.server.listeners["blipmq"].address).greet, b"dev-key")
+        peer = await asyncio.to_thread(wire.Client(broker.server.listeners["blipmq"].address).login, b"dev-key")
         with peer:
             made = [await asyncio.to_thread(peer.ask, wire.subscribe(number, b"jobs")) for number in (3, 4, 5)]
             async with quintet.connect(broker.url("blipmq", "")) as bus:
                 for _ in range(count):
                     await bus.publish("jobs", bytes(200_000))
-            polls = [wire.number(wire.POLL, 9, subscription.number) * count for subscription in made]
+            polls = [wire.poll(9, subscription.number) * count for subscription in made]
             peer.send(b"".join(polls) + wire.frame(wire.PING, 10))
             kinds = [(await asyncio.to_thread(peer.read)).kind for _ in range(len(made) * count + 1)]
             assert kinds == [wire.PUBLISH] * (len(made) * count) + [wire.PONG]

@@ -13,14 +13,14 @@ import pytest
 from quintet import kernel
 from quintet.net import connection
 from quintet.net.connection import Connection
-from quintet.protocols.blipmq import codec, frames
+from quintet.protocols.blipmq import frames
 from tests.net.test_session_faults import world
+from tests.wire import blipmq as wire
 
 
-async def frame_of(reader: asyncio.StreamReader) -> codec.Frame:
+async def frame_of(reader: asyncio.StreamReader) -> wire.Frame:
     head = await reader.readexactly(4)
-    frame = codec.decode(memoryview(head + await reader.readexactly(int.from_bytes(head, "big"))), 0, 1 << 24)
-    assert frame is not None
+    (frame,) = wire.frames_of(head + await reader.readexactly(int.from_bytes(head, "big")))
     return frame
 
 
@@ -42,22 +42,22 @@ async def test_an_ack_that_comes_alone_is_acknowledged_at_once(
     async with world(tmp_path / "data", monkeypatch) as broker:
         host, _, port = broker.server.listeners["blipmq"].address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(codec.hello(1, version) + codec.auth(2, b"dev-key") + codec.subscribe(3, b"t", 1))
+        writer.write(wire.hello(1, version) + wire.auth(2, b"dev-key") + wire.subscribe(3, b"t", 1))
         subscription = [await frame_of(reader) for _ in range(3)][-1].payload
         id = int.from_bytes(subscription, "big")
-        writer.write(kernel.blip_publish(b"t", 1, [b"a", b"b", b"c"], 10, 0) + codec.ping(9))
-        while version == 1 and (await frame_of(reader)).type != frames.PONG:
+        writer.write(kernel.blip_publish(b"t", 1, [b"a", b"b", b"c"], 10, 0) + wire.ping(9))
+        while version == 1 and (await frame_of(reader)).kind != frames.PONG:
             pass
         for round in range(3):
             if version == 1:
-                writer.write(codec.poll(5, id))
-            while (tag := await frame_of(reader)).type == frames.PONG:
+                writer.write(wire.poll(5, id))
+            while (tag := await frame_of(reader)).kind == frames.PONG:
                 pass
             if round < 2:
-                writer.write(codec.ack(tag.correlation_id, id))
+                writer.write(wire.ack(tag.id, id))
                 await asyncio.sleep(0.05)
             else:
-                writer.write(codec.ack(tag.correlation_id, id) + codec.poll(5, id))  # its answer acknowledges it
+                writer.write(wire.ack(tag.id, id) + wire.poll(5, id))  # its answer acknowledges it
                 await asyncio.sleep(0.05)
         writer.close()
     assert told == ([True, True] if version == 1 else [])

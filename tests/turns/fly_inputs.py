@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from quintet.protocols.flymq import frames as f
 from tests.turns.wires import Fly
+from tests.wire import flymq
 
 Values = dict[str, Any]
 FEW: Final = {f.AUTH: 10, f.USER_CREATE: 10, f.USER_UPDATE: 10, f.PASSWORD_CHANGE: 10, f.CREATE_TOPIC: 300,
@@ -93,9 +94,8 @@ SMALL: Final[dict[int, Callable[[int], Values]]] = {
 
 def packed(code: int, values: Values) -> bytes:
     """One request, compressed with gzip."""
-    plain = Fly.frame(code, **values)[f.HEADER_BYTES :]
-    payload = gzip.compress(plain, 6)
-    return f.HEADER.pack(f.MAGIC, f.VERSION, code, f.BINARY | 1 << f.COMPRESSION_SHIFT, len(payload)) + payload
+    payload = gzip.compress(Fly.frame(code, **values)[flymq.HEAD.size :], 6)
+    return flymq.frame(code, payload, f.BINARY | 1 << f.COMPRESSION_SHIFT)
 
 
 def large(size: int, partitions: int) -> list[tuple[int, str, Callable[[], bytes]]]:

@@ -5,20 +5,16 @@ small ones and, where an input can be large, the largest that passes its limits;
 """
 
 import base64
-import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
 from quintet.protocols.blipmq import frames as blip
-from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import frames as fast_frames
-from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.felix import features
 from quintet.protocols.flymq import frames as fly_frames
-from quintet.protocols.peerbus import codec as peer
 from quintet.protocols.peerbus import frames as peer_frames
 from tests.turns import fly_inputs
 from tests.turns.wires import (
@@ -37,6 +33,8 @@ from tests.turns.wires import (
     PeerSocket,
     batch,
 )
+from tests.wire import blipmq, fast, peerbus, websocket
+from tests.wire.fast import topic_id
 
 TXN_MIB = 15  # of a transaction, which may hold 16
 
@@ -90,15 +88,14 @@ def blip_rows(count: int, size: int) -> Iterator[Row]:
         return Row("blipmq", blip.NAMES[kind], what, wire, make)
 
     def publish(topic: bytes, data: bytes, qos: int = 1) -> bytes:
-        return Blip.frame(blip.PUBLISH, bytes((qos,)) + Blip.text(topic) + data)
+        return blipmq.publish(1, topic, data, qos)
 
     def subscribe(topic: bytes, qos: int = 1) -> bytes:
-        return Blip.frame(blip.SUBSCRIBE, Blip.text(topic) + bytes((qos,)))
+        return blipmq.subscribe(1, topic, qos)
 
-    number = struct.Struct(">Q").pack
     long = min(size, blip.FRAME_BYTES_MAX - 100)
-    yield row(blip.HELLO, "many", lambda _: Blip.frame(blip.HELLO, b"\0\2") * count)
-    yield row(blip.AUTH, "many", lambda _: Blip.frame(blip.AUTH, Blip.text(b"dev-key")) * count)
+    yield row(blip.HELLO, "many", lambda _: blipmq.hello(1, 2) * count)
+    yield row(blip.AUTH, "many", lambda _: blipmq.auth(1, b"dev-key") * count)
     yield row(blip.PUBLISH, "small ones to one topic", lambda _: publish(b"b", b"v") * count)
     yield row(
         blip.PUBLISH,
@@ -115,21 +112,19 @@ def blip_rows(count: int, size: int) -> Iterator[Row]:
     yield row(
         blip.ACK,
         "of nothing, each of another tag",
-        lambda _: b"".join(Blip.frame(blip.ACK, number(1), i * 7) for i in range(count)),
+        lambda _: b"".join(blipmq.ack(i * 7, 1) for i in range(count)),
     )
-    yield row(
-        blip.ACK, "of nothing, in a row", lambda _: b"".join(Blip.frame(blip.ACK, number(1), i) for i in range(count))
-    )
-    yield row(blip.NACK, "many", lambda _: Blip.frame(blip.NACK, b"\0\1\0\0") * count)
-    yield row(blip.PING, "many", lambda _: Blip.frame(blip.PING) * (10 * count))
-    yield row(blip.PONG, "many", lambda _: Blip.frame(blip.PONG) * (10 * count))
+    yield row(blip.ACK, "of nothing, in a row", lambda _: b"".join(blipmq.ack(i, 1) for i in range(count)))
+    yield row(blip.NACK, "many", lambda _: blipmq.nack(1, 1, "") * count)
+    yield row(blip.PING, "many", lambda _: blipmq.ping(1) * (10 * count))
+    yield row(blip.PONG, "many", lambda _: blipmq.pong(1) * (10 * count))
     yield row(
         blip.POLL,
         "of the first subscription",
-        lambda _: subscribe(b"b", 0) + Blip.frame(blip.POLL, number(1)) * count,
+        lambda _: subscribe(b"b", 0) + blipmq.poll(1, 1) * count,
         BlipPolls,
     )
-    yield row(blip.POLL, "of another's subscription", lambda _: Blip.frame(blip.POLL, number(99)) * count, BlipPolls)
+    yield row(blip.POLL, "of another's subscription", lambda _: blipmq.poll(1, 99) * count, BlipPolls)
     last = publish(b"big", b"x" * (long - len(LAST)) + LAST)
     mib = f"a message of {long >> 20} MiB"
     yield row(blip.PUBLISH, f"{mib}, which comes back", lambda _: subscribe(b"big") + last, BlipDelivered)
@@ -137,7 +132,7 @@ def blip_rows(count: int, size: int) -> Iterator[Row]:
     def poll(wire: Any) -> bytes:
         id = wire.subscription(b"big-2")
         wire.run(publish(b"big-2", b"x" * long) + publish(b"b", b"v"))
-        return Blip.frame(blip.POLL, number(id))
+        return blipmq.poll(1, id)
 
     yield row(blip.POLL, f"{mib}, from disk", poll, BlipPolls)._replace(cold=True)
 
@@ -192,9 +187,9 @@ def _peer_rows(door: str, wire: type, count: int, size: int) -> Iterator[Row]:
     deep = b"[" * 100 + b"1" + b"]" * 100
     wide = b"[" + b"{}," * ((size - 4_096) // 3) + b"{}]"
     deliver = b'{"protocol_version":"v1","type":"deliver"}'
-    yield row("register", "again", lambda w: many(w, (peer.register("dev-token", w.name) for _ in range(count))))
-    yield row("ack", "of nothing", lambda w: many(w, (peer.ack(f"x{i}") for i in range(count))))
-    yield row("peers", "many", lambda w: many(w, (peer.ask_peers() for _ in range(count))))
+    yield row("register", "again", lambda w: many(w, (peerbus.register("dev-token", w.name) for _ in range(count))))
+    yield row("ack", "of nothing", lambda w: many(w, (peerbus.ack(f"x{i}") for i in range(count))))
+    yield row("peers", "many", lambda w: many(w, (peerbus.ask_peers() for _ in range(count))))
     yield row("deliver", "from a client", lambda w: many(w, (deliver for _ in range(count))))
     yield row("", "to oneself", lambda w: many(w, (w.envelope(w.name, f"{door}{i}", deep) for i in range(count))))
     yield row("", "broadcasts", lambda w: many(w, (w.envelope("*", f"all{door}{i}") for i in range(count))))
@@ -203,7 +198,7 @@ def _peer_rows(door: str, wire: type, count: int, size: int) -> Iterator[Row]:
     if wire is PeerLines:
         yield row("", "empty lines", lambda w: b"\n" * (100 * count))
     else:
-        yield row("", "pongs", lambda w: w.message(10, b"") * (10 * count))
+        yield row("", "pongs", lambda w: websocket.frame(b"", websocket.PONG) * (10 * count))
 
 
 def _large_events(size: int) -> Row:

@@ -4,19 +4,15 @@ Each ends its input with a barrier: a request whose answer is known by its bytes
 broker closes has been answered, too. No client of Quintet is used, so the input is exactly what a row says.
 """
 
-import base64
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Final
 
-from quintet import kernel
-from quintet.broker.identity.tokens import mint
 from quintet.client.links import quic
 from quintet.config import (
     DEV_BLIPMQ_KEY,
@@ -26,24 +22,18 @@ from quintet.config import (
     DEV_PEERBUS_TOKEN,
     DEV_USER,
 )
-from quintet.model import envelope
-from quintet.protocols.blipmq import frames as blip
-from quintet.protocols.fast import codec as fast
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.felix import frames as felix_frames
 from quintet.protocols.flymq import codec as fly
 from quintet.protocols.flymq import frames as fly_frames
-from quintet.protocols.peerbus import codec as peer
+from tests.wire import blipmq, fast, flymq, peerbus, websocket
+from tests.wire import felix as felix_wire
 
 WAIT_S: Final = 120.0
 RECEIVE_BYTES: Final = 1 << 18
 BARRIER: Final = 0xBA881E8
 LAST: Final = b"the last bytes of a message that is waited for"
-TOKEN: Final = mint(
-    DEV_FAST_MASTER_SECRET.encode(),
-    {"sub": "w", "queue_key": "k", "permissions": ["publish", "subscribe", "create", "rotate"]},
-    typ=False,
-)
+TOKEN: Final = fast.token("w", "k", "publish", "subscribe", "create", "rotate", secret=DEV_FAST_MASTER_SECRET.encode())
 
 
 class Wire(ABC):
@@ -95,20 +85,10 @@ class Blip(Wire):
     """BlipMQ, version 2."""
 
     version = 2
-    barrier = blip.HEADER.pack(blip.FRAME_BYTES_MIN, blip.PING, BARRIER)
-    answer = blip.HEADER.pack(blip.FRAME_BYTES_MIN, blip.PONG, BARRIER)
-
-    @staticmethod
-    def frame(kind: int, payload: bytes = b"", id: int = 1) -> bytes:
-        return blip.HEADER.pack(blip.FRAME_BYTES_MIN + len(payload), kind, id) + payload
-
-    @staticmethod
-    def text(data: bytes) -> bytes:
-        return struct.pack(">H", len(data)) + data
+    barrier, answer = blipmq.ping(BARRIER), blipmq.pong(BARRIER)
 
     def login(self) -> None:
-        hello = self.frame(blip.HELLO, struct.pack(">H", self.version))
-        self.run(hello + self.frame(blip.AUTH, self.text(DEV_BLIPMQ_KEY.encode())))
+        self.run(blipmq.hello(1, self.version) + blipmq.auth(1, DEV_BLIPMQ_KEY.encode()))
 
 
 class BlipPolls(Blip):
@@ -118,9 +98,9 @@ class BlipPolls(Blip):
 
     def subscription(self, topic: bytes) -> int:
         """The id of a new subscription."""
-        self._send(self.frame(blip.SUBSCRIBE, self.text(topic) + b"\1"))
-        size, id = blip.HEADER.size, struct.Struct(">Q")
-        return int(id.unpack(self.socket.recv(size + id.size, socket.MSG_WAITALL)[size:])[0])
+        self._send(blipmq.subscribe(1, topic))
+        (reply,) = blipmq.frames_of(self.socket.recv(blipmq.HEAD.size + 8, socket.MSG_WAITALL))
+        return reply.number
 
 
 class BlipDelivered(Blip):
@@ -141,7 +121,7 @@ class Fly(Wire):
         texts = fly_frames.OPERATIONS[code].asks
         for text in texts:
             try:
-                return fly.frame(code, fly.layout(text).encode(values))
+                return flymq.frame(code, fly.layout(text).encode(values))
             except KeyError:
                 continue
         raise KeyError(f"{fly_frames.NAMES[code]}: {values} fits none of {texts}")
@@ -153,11 +133,9 @@ class Fly(Wire):
         """One request and its answer, which is small."""
         self._send(self.frame(code, **values))
         data = b""
-        while len(data) < fly_frames.HEADER_BYTES + (fly_frames.HEADER.unpack_from(data)[4] if len(data) > 7 else 1):
+        while not (found := flymq.split(data)[0]):
             data += self.socket.recv(RECEIVE_BYTES)
-        return fly.answer_layout(fly_frames.OPERATIONS[code], "document").decode(
-            memoryview(data)[fly_frames.HEADER_BYTES :]
-        )
+        return fly.answer_layout(fly_frames.OPERATIONS[code], "document").decode(memoryview(found[0].payload))
 
     def run(self, data: bytes) -> bool:
         self._owed, self.refused = self._count(data), ""
@@ -166,7 +144,7 @@ class Fly(Wire):
     def _count(self, data: bytes) -> int:
         count = at = 0
         while at < len(data):
-            at += fly_frames.HEADER_BYTES + fly_frames.HEADER.unpack_from(data, at)[4]
+            at += flymq.HEAD.size + flymq.HEAD.unpack_from(data, at)[4]
             count += 1
         return count
 
@@ -183,13 +161,13 @@ class Fly(Wire):
             kept += data
             at = min(skip, len(kept))
             skip -= at
-            while not skip and len(kept) - at >= fly_frames.HEADER_BYTES:
-                _, _, code, _, length = fly_frames.HEADER.unpack_from(kept, at)
-                size = fly_frames.HEADER_BYTES + length
+            while not skip and len(kept) - at >= flymq.HEAD.size:
+                _, _, code, _, length = flymq.HEAD.unpack_from(kept, at)
+                size = flymq.HEAD.size + length
                 if code == fly_frames.ERROR and len(kept) - at < size:
                     break
                 if code == fly_frames.ERROR:
-                    self.refused = kept[at + fly_frames.HEADER_BYTES + 3 : at + size].decode()
+                    self.refused = kept[at + flymq.HEAD.size + 3 : at + size].decode()
                 self._owed -= 1
                 step = min(size, len(kept) - at)
                 at += step
@@ -225,18 +203,15 @@ class PeerLines(Wire):
         id = f"barrier-{os.urandom(6).hex()}"
         self.barrier = self.framed(self.envelope(self.name, id))
         self.answer = f'"{id}"'.encode()
-        self._send(self.framed(peer.register(DEV_PEERBUS_TOKEN, self.name)))
+        self._send(self.framed(peerbus.register(DEV_PEERBUS_TOKEN, self.name)))
         self._read_until(b'"names"')
 
     def framed(self, data: bytes) -> bytes:
         return data.rstrip(b"\n") + b"\n"
 
     def envelope(self, to: str, id: str, body: bytes = b"1") -> bytes:
-        made = envelope.sign(
-            DEV_PEERBUS_SECRET.encode(), id=id, sender=self.name, to=to, body=body,
-            ts=envelope.rfc3339(time.time_ns() // 1000),
-        )  # fmt: skip
-        return made
+        secret, now = DEV_PEERBUS_SECRET.encode(), peerbus.timestamp()
+        return peerbus.envelope(id, self.name, to, body.decode(), secret, now)
 
     def run(self, data: bytes) -> bool:
         id = f"barrier-{os.urandom(6).hex()}"
@@ -250,23 +225,12 @@ class PeerSocket(PeerLines):
     name = "socket-walker"
 
     def login(self) -> None:
-        key = base64.b64encode(bytes(16)).decode()
-        host = "{}:{}".format(*self.socket.getpeername())
-        head = f"GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        self._send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
+        self._send(websocket.upgrade("{}:{}".format(*self.socket.getpeername())))
         self._read_until(b"\r\n\r\n")
         super().login()
 
     def framed(self, data: bytes) -> bytes:
-        return self.message(1, data)
-
-    @staticmethod
-    def message(opcode: int, data: bytes) -> bytes:
-        size = len(data)
-        length = bytes((0x80 | size,)) if size < 126 else (
-            struct.pack(">BH", 0xFE, size) if size < 1 << 16 else struct.pack(">BQ", 0xFF, size)
-        )  # fmt: skip
-        return bytes((0x80 | opcode,)) + length + bytes(4) + data
+        return websocket.frame(data, mask=bytes(4))
 
 
 class Felix:
@@ -361,9 +325,5 @@ class FelixFeatured(Felix):
     auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=0x127F, client_features=0x7FFF_FFFF)
 
 
-def target(stream: str) -> bytes:
-    return felix.target("t1", "default", stream)
-
-
-def batch(stream: str, values: list[bytes], request_id: int = -1) -> bytes:
-    return kernel.felix_publish(target(stream), values, request_id, 2 if request_id >= 0 else 0)
+def batch(stream: str, values: list[bytes], request_id: int | None = None) -> bytes:
+    return felix_wire.batch(("t1", "default", stream), *values, request=request_id)

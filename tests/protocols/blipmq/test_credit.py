@@ -4,9 +4,10 @@ import pytest
 
 from quintet.broker.core import BrokerOptions
 from quintet.delivery.subscription import Policy
-from quintet.protocols.blipmq import codec, frames
+from quintet.protocols.blipmq import frames
 from quintet.testing.line import Peer, SimBroker
 from tests.protocols.blipmq.helpers import frames_of, nacks_of, publish, ready, subscribed, tags_of, values_of
+from tests.wire import blipmq as wire
 
 SECOND = 1_000_000
 JOBS = 60
@@ -23,7 +24,7 @@ def sim() -> SimBroker:
 
 
 def credit(peer: Peer, subscription: int, count: int) -> bytes:
-    return peer.exchange(codec.word(7, frames.CREDIT, subscription, count))
+    return peer.exchange(wire.word(7, frames.CREDIT, subscription, count))
 
 
 @pytest.mark.parametrize(("version", "held"), [(2, 0), (frames.OURS, 1), (frames.OURS, 5), (frames.OURS, 0)])
@@ -44,7 +45,7 @@ def test_jobs_of_a_steady_consumer_are_delivered_once(version: int, held: int) -
             more = tags_of(peer.take())
             delivered += len(more)
             queue += more
-        more = tags_of(peer.exchange(codec.ack(tag, subscription)))
+        more = tags_of(peer.exchange(wire.ack(tag, subscription)))
         delivered += len(more)
         queue += more
     sim.advance(20 * SECOND)
@@ -61,8 +62,8 @@ def test_working_holds_a_long_job() -> None:
     (tag,) = tags_of(peer.exchange(publish(b"t", b"long", b"next")))
     for _ in range(50):
         sim.advance(SECOND // 2)
-        assert peer.exchange(codec.word(tag, frames.WORKING, subscription, 1)) == b""
-    assert values_of(peer.exchange(codec.ack(tag, subscription))) == [b"next"]
+        assert peer.exchange(wire.word(tag, frames.WORKING, subscription, 1)) == b""
+    assert values_of(peer.exchange(wire.ack(tag, subscription))) == [b"next"]
 
 
 def test_given_back_with_a_delay() -> None:
@@ -71,17 +72,17 @@ def test_given_back_with_a_delay() -> None:
     subscription = subscribed(peer, b"t")
     credit(peer, subscription, 1)
     (tag,) = tags_of(peer.exchange(publish(b"t", b"failed", b"next")))
-    data = peer.exchange(codec.word(tag, frames.GIVE_BACK, subscription, 5_000))
+    data = peer.exchange(wire.word(tag, frames.GIVE_BACK, subscription, 5_000))
     assert values_of(data) == [b"next"]
-    peer.exchange(codec.ack(tags_of(data)[0], subscription))
+    peer.exchange(wire.ack(tags_of(data)[0], subscription))
     sim.advance(4 * SECOND)
     assert peer.take() == b""
     sim.advance(2 * SECOND)
     assert tags_of(peer.take()) == [tag]
-    peer.exchange(codec.word(tag, frames.GIVE_BACK, subscription, frames.DELAY_CONFIGURED))
+    peer.exchange(wire.word(tag, frames.GIVE_BACK, subscription, frames.DELAY_CONFIGURED))
     sim.advance(3 * SECOND)
     assert tags_of(peer.take()) == [tag]
-    peer.exchange(codec.word(tag, frames.GIVE_BACK, subscription, 0))
+    peer.exchange(wire.word(tag, frames.GIVE_BACK, subscription, 0))
     sim.advance(SECOND)
     assert (peer.take(), sim.broker.subscriptions.dead_lettered) == (b"", 1)
 
@@ -96,9 +97,9 @@ def test_more_credit_and_less(sim: SimBroker) -> None:
     more = credit(peer, subscription, 4)
     assert values_of(more) == [b"2", b"3"]
     credit(peer, subscription, 1)
-    assert peer.exchange(codec.ack(tags_of(more)[0], subscription)) == b""
+    assert peer.exchange(wire.ack(tags_of(more)[0], subscription)) == b""
     other = ready(sim, 2)
-    assert len(values_of(other.exchange(codec.poll(1, subscription)))) == 9, "another consumer, another bound"
+    assert len(values_of(other.exchange(wire.poll(1, subscription)))) == 9, "another consumer, another bound"
 
 
 def test_words_that_mean_nothing_are_refused(sim: SimBroker) -> None:
@@ -106,13 +107,13 @@ def test_words_that_mean_nothing_are_refused(sim: SimBroker) -> None:
     subscription = subscribed(peer, b"t")
     stranger = 999
     sent = (
-        codec.encode(frames.NACK, 1, b"short")
-        + codec.word(2, 9, subscription, 1)
-        + codec.word(3, frames.CREDIT, stranger, 1)
-        + codec.word(4, frames.GIVE_BACK, subscription, 1)
-        + codec.word(5, frames.WORKING, subscription, 1)
+        wire.frame(frames.NACK, 1, b"short")
+        + wire.word(2, 9, subscription, 1)
+        + wire.word(3, frames.CREDIT, stranger, 1)
+        + wire.word(4, frames.GIVE_BACK, subscription, 1)
+        + wire.word(5, frames.WORKING, subscription, 1)
     )
     found = [(id, code) for id, code, _ in nacks_of(peer.exchange(sent))]
     assert found == [(1, 400), (2, 400), (3, 404), (4, 404)]
     old = ready(sim, 2)
-    assert old.exchange(codec.word(1, frames.CREDIT, subscription, 1)) == b""
+    assert old.exchange(wire.word(1, frames.CREDIT, subscription, 1)) == b""

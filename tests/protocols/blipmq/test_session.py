@@ -13,13 +13,14 @@ from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
-from quintet.protocols.blipmq import codec, errors
+from quintet.protocols.blipmq import errors
 from quintet.protocols.blipmq.frames import ACK, DELIVER, HEADER, NACK, PING, PONG, PUBLISH
 from quintet.protocols.blipmq.mapping import tag_of
 from quintet.protocols.blipmq.session import AUTH_FAILURES_MAX, SUBSCRIPTIONS_MAX, BlipSession
 from quintet.testing.line import Peer, SimBroker
 from tests.protocols.blipmq.helpers import frames_of, nacks_of, publish, ready, subscribed, tags_of, values_of
 from tests.protocols.cases import DoorLaws
+from tests.wire import blipmq as wire
 
 SECOND = 1_000_000
 
@@ -30,7 +31,7 @@ def sim() -> SimBroker:
 
 
 def ack(tag: int, subscription: int) -> bytes:
-    return codec.ack(tag, subscription)
+    return wire.ack(tag, subscription)
 
 
 # -- laws ---------------------------------------------------------------------------------------------------------------
@@ -41,27 +42,27 @@ class TestLawsVersion1(DoorLaws):
 
     def script(self) -> bytes:
         return (
-            codec.ping(9)
-            + codec.auth(1, b"dev-key")
-            + codec.hello(2, 7)
-            + codec.hello(3, 1)
-            + codec.hello(4, 1)
-            + codec.auth(5, b"wrong")
-            + codec.auth(6, b"dev-key")
-            + codec.subscribe(7, b"demo", 1)
-            + codec.subscribe(8, b"other", 0)
+            wire.ping(9)
+            + wire.auth(1, b"dev-key")
+            + wire.hello(2, 7)
+            + wire.hello(3, 1)
+            + wire.hello(4, 1)
+            + wire.auth(5, b"wrong")
+            + wire.auth(6, b"dev-key")
+            + wire.subscribe(7, b"demo", 1)
+            + wire.subscribe(8, b"other", 0)
             + publish(b"demo", b"a", b"b", first_id=20)
             + publish(b"other", b"c", qos=0, first_id=30)
             + publish(b"demo", b"d", first_id=31)
-            + codec.encode(PUBLISH, 40, b"\x02\x00\x01xy")
-            + codec.ping(41)
-            + b"".join(codec.poll(50 + n, 1) for n in range(4))
-            + codec.poll(60, 2)
+            + wire.frame(PUBLISH, 40, b"\x02\x00\x01xy")
+            + wire.ping(41)
+            + b"".join(wire.poll(50 + n, 1) for n in range(4))
+            + wire.poll(60, 2)
             + ack(1, 1)
             + ack(77, 1)
-            + codec.poll(61, 99)
-            + codec.poll(62, 0)
-            + codec.ping(63)
+            + wire.poll(61, 99)
+            + wire.poll(62, 0)
+            + wire.ping(63)
         )
 
 
@@ -70,14 +71,14 @@ class TestLawsVersion2(DoorLaws):
 
     def script(self) -> bytes:
         return (
-            codec.hello(1, 2)
-            + codec.auth(2, b"dev-key")
+            wire.hello(1, 2)
+            + wire.auth(2, b"dev-key")
             + publish(b"demo", b"a", first_id=3)
-            + codec.ping(4)
+            + wire.ping(4)
             + publish(b"demo", b"b", first_id=5, ttl_ms=1000)
-            + codec.encode(PUBLISH, 6, b"\x01\x00")
-            + codec.ping(7)
-            + codec.encode(0x55, 8)
+            + wire.frame(PUBLISH, 6, b"\x01\x00")
+            + wire.ping(7)
+            + wire.frame(0x55, 8)
         )
 
 
@@ -91,7 +92,7 @@ def test_replies_keep_their_order_whatever_completes_first() -> None:
             peer.exchange(publish(name, b"make the topic first"))
         sim.scheduler.held = True
         for number, name in enumerate((b"t0", b"t1", b"t2")):
-            peer.feed(publish(name, b"x", first_id=10 + number) + codec.ping(20 + number))
+            peer.feed(publish(name, b"x", first_id=10 + number) + wire.ping(20 + number))
         sim.scheduler.turn()
         assert len(sim.scheduler.jobs) == 3
         assert peer.take() == b"", "a PONG left before its publish was durable"
@@ -109,21 +110,21 @@ def test_replies_keep_their_order_whatever_completes_first() -> None:
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (codec.auth(1, b"dev-key"), [(1, *errors.HELLO_MISSING)]),
-        (codec.hello(1, 3), [(1, *errors.VERSION)]),
-        (codec.encode(1, 1, b"\0\1\0"), [(1, *errors.HELLO_INVALID)]),
-        (codec.hello(1, 1) + codec.hello(2, 1), [(2, *errors.HELLO_ALREADY)]),
-        (codec.hello(1, 1) + codec.auth(2, b"nope"), [(2, *errors.AUTH_KEY)]),
-        (codec.hello(1, 1) + codec.encode(2, 2, b"\0\7dev"), [(2, *errors.AUTH_INVALID)]),
-        (codec.hello(1, 1) + codec.encode(2, 2, b"\0\1\xff"), [(2, *errors.AUTH_INVALID)]),
-        (codec.hello(1, 1) + codec.encode(2, 2, b"\0\1ab"), [(2, *errors.AUTH_INVALID)]),
-        (codec.hello(1, 1) + codec.auth(2, b"dev-key") + codec.auth(3, b"dev-key"), [(3, *errors.AUTH_ALREADY)]),
-        (codec.hello(1, 1) + codec.auth(2, b"dev-key") + codec.hello(3, 1), [(3, *errors.HELLO_ALREADY)]),
-        (codec.ping(1), [(1, *errors.UNAUTHENTICATED)]),
-        (codec.hello(1, 1) + publish(b"t", b"x", first_id=2), [(2, *errors.UNAUTHENTICATED)]),
-        (codec.hello(1, 1) + codec.subscribe(2, b"t", 1), [(2, *errors.UNAUTHENTICATED)]),
-        (codec.hello(1, 1) + codec.poll(2, 1), [(2, *errors.UNAUTHENTICATED)]),
-        (codec.hello(1, 1) + ack(2, 1), [(2, *errors.UNAUTHENTICATED)]),
+        (wire.auth(1, b"dev-key"), [(1, *errors.HELLO_MISSING)]),
+        (wire.hello(1, 3), [(1, *errors.VERSION)]),
+        (wire.frame(1, 1, b"\0\1\0"), [(1, *errors.HELLO_INVALID)]),
+        (wire.hello(1, 1) + wire.hello(2, 1), [(2, *errors.HELLO_ALREADY)]),
+        (wire.hello(1, 1) + wire.auth(2, b"nope"), [(2, *errors.AUTH_KEY)]),
+        (wire.hello(1, 1) + wire.frame(2, 2, b"\0\7dev"), [(2, *errors.AUTH_INVALID)]),
+        (wire.hello(1, 1) + wire.frame(2, 2, b"\0\1\xff"), [(2, *errors.AUTH_INVALID)]),
+        (wire.hello(1, 1) + wire.frame(2, 2, b"\0\1ab"), [(2, *errors.AUTH_INVALID)]),
+        (wire.hello(1, 1) + wire.auth(2, b"dev-key") + wire.auth(3, b"dev-key"), [(3, *errors.AUTH_ALREADY)]),
+        (wire.hello(1, 1) + wire.auth(2, b"dev-key") + wire.hello(3, 1), [(3, *errors.HELLO_ALREADY)]),
+        (wire.ping(1), [(1, *errors.UNAUTHENTICATED)]),
+        (wire.hello(1, 1) + publish(b"t", b"x", first_id=2), [(2, *errors.UNAUTHENTICATED)]),
+        (wire.hello(1, 1) + wire.subscribe(2, b"t", 1), [(2, *errors.UNAUTHENTICATED)]),
+        (wire.hello(1, 1) + wire.poll(2, 1), [(2, *errors.UNAUTHENTICATED)]),
+        (wire.hello(1, 1) + ack(2, 1), [(2, *errors.UNAUTHENTICATED)]),
     ],
 )
 def test_handshake_refusals_keep_the_connection(
@@ -136,16 +137,16 @@ def test_handshake_refusals_keep_the_connection(
 
 def test_a_refused_client_may_try_again(sim: SimBroker) -> None:
     peer = Peer(sim, BlipSession)
-    peer.exchange(codec.hello(1, 9) + codec.hello(2, 1) + codec.auth(3, b"wrong"))
-    assert frames_of(peer.exchange(codec.auth(4, b"dev-key"))) == [(ACK, 4, bytes(8))]
+    peer.exchange(wire.hello(1, 9) + wire.hello(2, 1) + wire.auth(3, b"wrong"))
+    assert frames_of(peer.exchange(wire.auth(4, b"dev-key"))) == [(ACK, 4, bytes(8))]
 
 
 def test_too_many_wrong_keys_close(sim: SimBroker) -> None:
     peer = Peer(sim, BlipSession)
-    peer.exchange(codec.hello(1, 1))
+    peer.exchange(wire.hello(1, 1))
     for attempt in range(AUTH_FAILURES_MAX):
         assert peer.session.closing is None
-        peer.exchange(codec.auth(attempt, b"wrong"))
+        peer.exchange(wire.auth(attempt, b"wrong"))
     assert peer.session.closing == "too many failed authentications"
 
 
@@ -177,7 +178,7 @@ def test_a_lie_in_the_length_closes(sim: SimBroker, length: int, authenticated: 
 @pytest.mark.parametrize("kind", [0x00, 0x0A, 0x0B, 0x7F, 0xFF])
 def test_an_unknown_type_closes_after_what_came_before_it(sim: SimBroker, kind: int) -> None:
     peer = ready(sim)
-    replies = peer.exchange(codec.ping(5) + codec.encode(kind, 6) + codec.ping(7))
+    replies = peer.exchange(wire.ping(5) + wire.frame(kind, 6) + wire.ping(7))
     assert frames_of(replies) == [(PONG, 5, b"")]
     assert peer.session.closing == "unknown frame type"
 
@@ -201,7 +202,7 @@ def test_an_unknown_type_closes_after_what_came_before_it(sim: SimBroker, kind: 
 )
 def test_malformed_publishes_get_the_documents_words(sim: SimBroker, payload: bytes, expected: tuple[int, str]) -> None:
     peer = ready(sim)
-    assert nacks_of(peer.exchange(codec.encode(PUBLISH, 9, payload))) == [(9, *expected)]
+    assert nacks_of(peer.exchange(wire.frame(PUBLISH, 9, payload))) == [(9, *expected)]
     assert peer.session.closing is None
 
 
@@ -209,7 +210,7 @@ def test_a_publish_has_no_reply_and_ping_is_the_barrier(sim: SimBroker) -> None:
     peer = ready(sim)
     assert peer.exchange(publish(b"t", b"x")) == b""
     sim.scheduler.held = True
-    peer.feed(publish(b"t", b"y") + codec.encode(PING, 7))
+    peer.feed(publish(b"t", b"y") + wire.frame(PING, 7))
     sim.scheduler.turn()
     assert peer.take() == b""
     sim.scheduler.finish()
@@ -220,7 +221,7 @@ def test_a_publish_the_disk_refuses_is_nacked_before_its_barrier(sim: SimBroker)
     peer = ready(sim)
     peer.exchange(publish(b"t", b"x"))
     sim.disk.fail("fdatasync", 1, 5)
-    replies = peer.exchange(publish(b"t", b"y", b"z", first_id=70) + codec.ping(72))
+    replies = peer.exchange(publish(b"t", b"y", b"z", first_id=70) + wire.ping(72))
     assert [(cid, code) for cid, code, _ in nacks_of(replies)] == [(70, 500), (71, 500)]
     assert all(text.startswith("durable publish failed: ") for _, _, text in nacks_of(replies))
     assert frames_of(replies)[-1] == (PONG, 72, b"")
@@ -229,7 +230,7 @@ def test_a_publish_the_disk_refuses_is_nacked_before_its_barrier(sim: SimBroker)
 def test_the_brokers_own_topics_are_nobodys(sim: SimBroker) -> None:
     peer = ready(sim)
     assert nacks_of(peer.exchange(publish(b"__topics", b"x", first_id=4)))[0][:2] == (4, 401)
-    assert nacks_of(peer.exchange(codec.subscribe(5, b"__topics", 1)))[0][:2] == (5, 401)
+    assert nacks_of(peer.exchange(wire.subscribe(5, b"__topics", 1)))[0][:2] == (5, 401)
 
 
 def test_a_full_queue_refuses_qos1_and_never_drops() -> None:
@@ -243,7 +244,7 @@ def test_a_full_queue_refuses_qos1_and_never_drops() -> None:
     assert refused == [
         (9, 500, "durable publish failed: the queue of subscription 1 on topic 't' is full (3 messages)")
     ]
-    deliveries = peer.exchange(codec.poll(1, subscription) * 5)
+    deliveries = peer.exchange(wire.poll(1, subscription) * 5)
     assert values_of(deliveries) == [b"0", b"1", b"2"]
     peer.exchange(b"".join(ack(tag, subscription) for tag in tags_of(deliveries)))
     assert peer.exchange(publish(b"t", b"4")) == b""
@@ -265,20 +266,20 @@ def test_a_full_queue_refuses_qos1_and_never_drops() -> None:
     ],
 )
 def test_malformed_subscribes(sim: SimBroker, payload: bytes, expected: tuple[int, str]) -> None:
-    assert nacks_of(ready(sim).exchange(codec.encode(4, 8, payload))) == [(8, *expected)]
+    assert nacks_of(ready(sim).exchange(wire.frame(4, 8, payload))) == [(8, *expected)]
 
 
 def test_subscribe_tolerates_trailing_bytes(sim: SimBroker) -> None:
-    assert frames_of(ready(sim).exchange(codec.encode(4, 8, b"\0\1t\1junk")))[0][0] == ACK
+    assert frames_of(ready(sim).exchange(wire.frame(4, 8, b"\0\1t\1junk")))[0][0] == ACK
 
 
 @pytest.mark.parametrize(
     ("frame", "expected"),
     [
-        (codec.encode(ACK, 5, bytes(7)), (5, 400, "invalid ACK payload")),
-        (codec.encode(9, 5, bytes(9)), (5, 400, "invalid POLL payload")),
-        (codec.encode(ACK, 5, bytes(8)), (5, 400, "subscription_id must be non-zero")),
-        (codec.encode(9, 5, bytes(8)), (5, 400, "subscription_id must be non-zero")),
+        (wire.frame(ACK, 5, bytes(7)), (5, 400, "invalid ACK payload")),
+        (wire.frame(9, 5, bytes(9)), (5, 400, "invalid POLL payload")),
+        (wire.frame(ACK, 5, bytes(8)), (5, 400, "subscription_id must be non-zero")),
+        (wire.frame(9, 5, bytes(8)), (5, 400, "subscription_id must be non-zero")),
         (ack(5, 1), (5, 404, "unknown subscription or delivery tag")),
     ],
 )
@@ -290,17 +291,17 @@ def test_poll_gives_one_message_each_and_silence_after(sim: SimBroker) -> None:
     peer = ready(sim)
     subscription = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"a", b"b", b"c"))
-    assert values_of(peer.exchange(codec.poll(1, subscription))) == [b"a"]
-    assert values_of(peer.exchange(codec.poll(2, subscription) + codec.poll(3, subscription))) == [b"b", b"c"]
-    assert peer.exchange(codec.poll(4, subscription)) == b""
+    assert values_of(peer.exchange(wire.poll(1, subscription))) == [b"a"]
+    assert values_of(peer.exchange(wire.poll(2, subscription) + wire.poll(3, subscription))) == [b"b", b"c"]
+    assert peer.exchange(wire.poll(4, subscription)) == b""
 
 
 def test_qos0_deliveries_carry_the_polls_id_and_qos1_the_tag(sim: SimBroker) -> None:
     peer = ready(sim)
     zero, one = subscribed(peer, b"t", 0), subscribed(peer, b"t", 1)
     peer.exchange(publish(b"t", b"a"))
-    assert frames_of(peer.exchange(codec.poll(77, zero))) == [(PUBLISH, 77, b"\0\0\1ta")]
-    (kind, tag, payload) = frames_of(peer.exchange(codec.poll(78, one)))[0]
+    assert frames_of(peer.exchange(wire.poll(77, zero))) == [(PUBLISH, 77, b"\0\0\1ta")]
+    (kind, tag, payload) = frames_of(peer.exchange(wire.poll(78, one)))[0]
     assert (kind, payload) == (PUBLISH, b"\1\0\1ta")
     assert peer.exchange(ack(tag, one)) == b""
     assert nacks_of(peer.exchange(ack(tag, one))) == [(tag, *errors.UNKNOWN)]
@@ -331,7 +332,7 @@ def test_a_large_message_is_delivered_whole(version: int, sim: SimBroker) -> Non
     large = bytes(range(256)) * (3 << 12)
     peer = ready(sim, version)
     subscription = subscribed(peer, b"t")
-    asked = codec.poll(1, subscription) if version == 1 else b""
+    asked = wire.poll(1, subscription) if version == 1 else b""
     assert values_of(peer.exchange(publish(b"t", large)) + peer.exchange(asked)) == [large]
     assert values_of(peer.exchange(publish(b"t", b"small")) + peer.exchange(asked)) == [b"small"]
 
@@ -340,8 +341,8 @@ def test_a_qos0_publish_stays_qos0_for_a_qos1_subscription(sim: SimBroker) -> No
     peer = ready(sim)
     one = subscribed(peer, b"t", 1)
     peer.exchange(publish(b"t", b"a", qos=0))
-    assert frames_of(peer.exchange(codec.poll(78, one))) == [(PUBLISH, 78, b"\0\0\1ta")]
-    assert peer.exchange(codec.poll(79, one)) == b""
+    assert frames_of(peer.exchange(wire.poll(78, one))) == [(PUBLISH, 78, b"\0\0\1ta")]
+    assert peer.exchange(wire.poll(79, one)) == b""
 
 
 def test_a_subscription_is_unknown_to_another_key() -> None:
@@ -349,8 +350,8 @@ def test_a_subscription_is_unknown_to_another_key() -> None:
     alice, bob = ready(sim, key=b"key-a"), ready(sim, key=b"key-b")
     mine = subscribed(alice, b"t")
     alice.exchange(publish(b"t", b"secret"))
-    assert bob.exchange(b"".join(codec.poll(n, n) for n in range(1, 50))) == b""
-    tag = tags_of(alice.exchange(codec.poll(1, mine)))[0]
+    assert bob.exchange(b"".join(wire.poll(n, n) for n in range(1, 50))) == b""
+    tag = tags_of(alice.exchange(wire.poll(1, mine)))[0]
     assert nacks_of(bob.exchange(ack(tag, mine))) == [(tag, *errors.UNKNOWN)]
     assert alice.exchange(ack(tag, mine)) == b""
 
@@ -361,30 +362,30 @@ def test_the_same_key_resumes_after_a_reconnect_and_a_restart(version: int) -> N
     peer = ready(sim)
     subscription = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"a", b"b", b"c"))
-    first = peer.exchange(codec.poll(1, subscription) * 2)
+    first = peer.exchange(wire.poll(1, subscription) * 2)
     peer.exchange(ack(tags_of(first)[0], subscription))
     peer.close()
     again = ready(sim, version)
-    data = again.exchange(codec.poll(5, subscription) * 3)
+    data = again.exchange(wire.poll(5, subscription) * 3)
     assert sorted(values_of(data)) == [b"b", b"c"]
     again.close()
     again.exchange(b"")
     sim.restart()
     later = ready(sim, version)
-    assert sorted(values_of(later.exchange(codec.poll(5, subscription) * 3))) == [b"b", b"c"]
+    assert sorted(values_of(later.exchange(wire.poll(5, subscription) * 3))) == [b"b", b"c"]
 
 
 def test_what_was_not_acknowledged_survives_a_power_cut() -> None:
     sim = SimBroker()
     peer = ready(sim)
     subscription = subscribed(peer, b"t")
-    peer.exchange(publish(b"t", b"a", b"b", b"c") + codec.ping(1))
+    peer.exchange(publish(b"t", b"a", b"b", b"c") + wire.ping(1))
     sim.advance(SECOND)
     sim.log.abandon()
     sim.disk.crash(__import__("random").Random(7))
     sim.scheduler = type(sim.scheduler)()
     sim.start()
-    assert values_of(ready(sim).exchange(codec.poll(5, subscription) * 5)) == [b"a", b"b", b"c"]
+    assert values_of(ready(sim).exchange(wire.poll(5, subscription) * 5)) == [b"a", b"b", b"c"]
 
 
 def test_an_ack_just_before_a_crash_may_be_forgotten_and_nothing_is_lost() -> None:
@@ -392,22 +393,22 @@ def test_an_ack_just_before_a_crash_may_be_forgotten_and_nothing_is_lost() -> No
     peer = ready(sim)
     subscription = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"a", b"b"))
-    tags = tags_of(peer.exchange(codec.poll(1, subscription) * 2))
+    tags = tags_of(peer.exchange(wire.poll(1, subscription) * 2))
     peer.exchange(ack(tags[0], subscription))
     sim.log.abandon()
     sim.start()
-    assert values_of(ready(sim).exchange(codec.poll(5, subscription) * 3)) == [b"a", b"b"]
+    assert values_of(ready(sim).exchange(wire.poll(5, subscription) * 3)) == [b"a", b"b"]
     peer = ready(sim)
     peer.exchange(b"".join(ack(tag, subscription) for tag in tags))
     sim.advance(SECOND)
     sim.log.abandon()
     sim.start()
-    assert ready(sim).exchange(codec.poll(5, subscription) * 3) == b"", "saved acknowledgements were forgotten"
+    assert ready(sim).exchange(wire.poll(5, subscription) * 3) == b"", "saved acknowledgements were forgotten"
 
 
 def test_subscriptions_on_one_connection_are_bounded(sim: SimBroker) -> None:
     peer = ready(sim)
-    replies = peer.exchange(b"".join(codec.subscribe(n, b"t", 0) for n in range(SUBSCRIPTIONS_MAX + 1)))
+    replies = peer.exchange(b"".join(wire.subscribe(n, b"t", 0) for n in range(SUBSCRIPTIONS_MAX + 1)))
     assert [code for _, code, _ in nacks_of(replies)] == [500]
 
 
@@ -427,7 +428,7 @@ def test_redelivery_backs_off_and_ends_in_the_dead_letter_topic() -> None:
     tags, waits = [], []
     for _ in range(3):
         waited = 0
-        while not (data := peer.exchange(codec.poll(1, subscription))):
+        while not (data := peer.exchange(wire.poll(1, subscription))):
             sim.advance(SECOND // 2)
             waited += 1
             assert waited < 100
@@ -436,8 +437,8 @@ def test_redelivery_backs_off_and_ends_in_the_dead_letter_topic() -> None:
     assert tags == [tags[0]] * 3
     assert waits == [0, 2, 4], "half seconds between attempts: one second, then two"
     sim.advance(5 * SECOND)
-    assert peer.exchange(codec.poll(1, subscription)) == b""
-    assert values_of(peer.exchange(codec.poll(1, graveyard))) == [b"poison"]
+    assert peer.exchange(wire.poll(1, subscription)) == b""
+    assert values_of(peer.exchange(wire.poll(1, graveyard))) == [b"poison"]
     row = sim.broker.topics.get(b"t-dlq").partitions[0].read(0, 1000)[0].rows()[0]  # type: ignore[union-attr,index]
     assert dict(row[4])[b"quintet-dead-attempts"] == b"3"
     assert dict(row[4])[b"quintet-dead-topic"] == b"t"
@@ -450,13 +451,13 @@ def test_a_dead_letter_the_disk_refuses_is_not_lost() -> None:
     peer.exchange(publish(b"t", b"poison"))
     capacity, sim.disk.capacity = sim.disk.capacity, 0
     for _ in range(30):
-        peer.exchange(codec.poll(1, subscription))
+        peer.exchange(wire.poll(1, subscription))
         sim.advance(SECOND)
-    assert peer.exchange(codec.poll(1, graveyard)) == b""
+    assert peer.exchange(wire.poll(1, graveyard)) == b""
     sim.disk.capacity = capacity
     seen = []
     for _ in range(30):
-        seen += values_of(peer.exchange(codec.poll(1, subscription) + codec.poll(2, graveyard)))
+        seen += values_of(peer.exchange(wire.poll(1, subscription) + wire.poll(2, graveyard)))
         sim.advance(SECOND)
     assert b"poison" in seen
 
@@ -467,7 +468,7 @@ def test_a_dead_letter_that_cannot_be_read_is_not_lost() -> None:
     subscription, graveyard = subscribed(peer, b"t"), subscribed(peer, b"t-dlq")
     peer.exchange(publish(b"t", b"poison"))
     for _ in range(3):
-        while not peer.exchange(codec.poll(1, subscription)):
+        while not peer.exchange(wire.poll(1, subscription)):
             sim.advance(SECOND // 2)
     topic = sim.broker.topics.get(b"t")
     assert topic is not None
@@ -477,7 +478,7 @@ def test_a_dead_letter_that_cannot_be_read_is_not_lost() -> None:
     sim.disk.fail("pread", 1, 5, times=3)
     seen: list[bytes] = []
     for _ in range(60):
-        seen += values_of(peer.exchange(codec.poll(1, graveyard) + codec.poll(2, subscription)))
+        seen += values_of(peer.exchange(wire.poll(1, graveyard) + wire.poll(2, subscription)))
         sim.advance(SECOND)
     assert ("dead_letter_failed" in [event for event, _ in sim.reports], b"poison" in seen) == (True, True)
 
@@ -487,10 +488,10 @@ def test_a_late_acknowledgement_counts() -> None:
     peer = ready(sim)
     subscription = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"slow"))
-    tag = tags_of(peer.exchange(codec.poll(1, subscription)))[0]
+    tag = tags_of(peer.exchange(wire.poll(1, subscription)))[0]
     sim.advance(3 * SECOND)
     assert peer.exchange(ack(tag, subscription)) == b""
-    assert peer.exchange(codec.poll(1, subscription)) == b""
+    assert peer.exchange(wire.poll(1, subscription)) == b""
 
 
 # -- version 2 ------------------------------------------------------------------------------------------------------------------
@@ -530,7 +531,7 @@ def test_a_lost_connection_gives_back_what_it_had(sim: SimBroker) -> None:
     assert values_of(peer.exchange(publish(b"t", b"x"))) == [b"x"]
     peer.close()
     again = ready(sim, 2)
-    assert values_of(again.exchange(codec.poll(9, subscription))) == [b"x"]
+    assert values_of(again.exchange(wire.poll(9, subscription))) == [b"x"]
 
 
 def test_an_expired_message_is_not_delivered(sim: SimBroker) -> None:
@@ -539,7 +540,7 @@ def test_an_expired_message_is_not_delivered(sim: SimBroker) -> None:
     subscription = subscribed(other, b"t")
     peer.exchange(publish(b"t", b"short", ttl_ms=1000) + publish(b"t", b"long", ttl_ms=60_000) + publish(b"t", b"ever"))
     sim.advance(2 * SECOND)
-    assert values_of(other.exchange(codec.poll(1, subscription) * 4)) == [b"long", b"ever"]
+    assert values_of(other.exchange(wire.poll(1, subscription) * 4)) == [b"long", b"ever"]
 
 
 def test_a_revoked_key_is_evicted_and_a_kept_one_is_not() -> None:
@@ -549,14 +550,14 @@ def test_a_revoked_key_is_evicted_and_a_kept_one_is_not() -> None:
     from quintet.broker.identity.access import Credential, hash_secret
 
     sim.broker.set_credentials([Credential("alice", hash_secret(b"key-a"))])
-    assert frames_of(alice.exchange(codec.ping(1))) == [(PONG, 1, b"")]
-    assert bob.exchange(codec.ping(1)) == b""
+    assert frames_of(alice.exchange(wire.ping(1))) == [(PONG, 1, b"")]
+    assert bob.exchange(wire.ping(1)) == b""
     assert bob.session.closing == "the API key was revoked"
 
 
 def test_client_pong_and_nack_are_passed_over(sim: SimBroker) -> None:
     peer = ready(sim)
-    data = peer.exchange(codec.pong(1) + codec.nack(2, 400, "x") + codec.ping(3))
+    data = peer.exchange(wire.pong(1) + wire.nack(2, 400, "x") + wire.ping(3))
     assert frames_of(data) == [(PONG, 3, b"")]
 
 

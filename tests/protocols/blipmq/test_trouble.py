@@ -5,11 +5,11 @@ from quintet.broker.identity.access import Credential, hash_secret
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.protocols.base import WAIT
-from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.frames import PONG
 from quintet.protocols.blipmq.session import REPLIES_WAITING_MAX
 from quintet.testing.line import SimBroker
 from tests.protocols.blipmq.helpers import frames_of, nacks_of, publish, ready, subscribed, tags_of, values_of
+from tests.wire import blipmq as wire
 
 SECOND = 1_000_000
 
@@ -23,7 +23,7 @@ def test_a_subscriber_behind_retention_goes_on_at_what_is_left() -> None:
     for number in range(40):
         publisher.exchange(publish(b"t", b"%02d" % number + bytes(10_000)))
     sim.advance(5 * SECOND)
-    values = [value[:2] for value in values_of(ready(sim, 2).exchange(codec.poll(1, subscription)))]
+    values = [value[:2] for value in values_of(ready(sim, 2).exchange(wire.poll(1, subscription)))]
     assert values == [b"%02d" % number for number in range(40 - len(values), 40)]
     assert values
 
@@ -35,13 +35,13 @@ def test_a_read_error_neither_spins_nor_hangs_and_heals() -> None:
     sim.restart()
     poller = ready(sim)
     sim.disk.fail("pread", 1, 5, times=3)
-    answer = poller.exchange(codec.poll(1, subscription) + codec.ping(2))
+    answer = poller.exchange(wire.poll(1, subscription) + wire.ping(2))
     assert frames_of(answer) == [(PONG, 2, b"")]
     assert sim.log.stats()["fetches"] == 1
     seen = []
     for _ in range(3):
         sim.advance(SECOND)
-        seen += values_of(poller.exchange(codec.poll(3, subscription)))
+        seen += values_of(poller.exchange(wire.poll(3, subscription)))
     assert seen == [b"x"]
 
 
@@ -53,7 +53,7 @@ def test_a_topic_not_made_durable_does_not_acknowledge_from_memory() -> None:
     assert nacks_of(peer.exchange(publish(b"m", b"a", first_id=1)))[0][:2] == (1, 500)
     sim.disk.capacity = 1 << 40
     sim.advance(5 * SECOND)
-    assert frames_of(peer.exchange(publish(b"m", b"b", first_id=3) + codec.ping(4))) == [(PONG, 4, b"")]
+    assert frames_of(peer.exchange(publish(b"m", b"b", first_id=3) + wire.ping(4))) == [(PONG, 4, b"")]
     topic = sim.broker.topics.get(b"m")
     assert topic is not None
     assert topic.spec.durability == "fsync"
@@ -65,7 +65,7 @@ def test_a_subscription_in_use_is_not_forgotten_after_a_crash() -> None:
     subscription = subscribed(consumer, b"t")
     for number in range(20):
         publisher.exchange(publish(b"t", b"x", first_id=number))
-        consumer.exchange(b"".join(codec.ack(tag, subscription) for tag in tags_of(consumer.take())))
+        consumer.exchange(b"".join(wire.ack(tag, subscription) for tag in tags_of(consumer.take())))
         sim.advance(SECOND)
     sim.log.abandon()
     sim.start()
@@ -88,8 +88,8 @@ def test_what_a_lost_poller_held_is_pushed_to_the_one_who_is_attached() -> None:
     pusher, poller = ready(sim, 2), ready(sim)
     subscription = subscribed(poller, b"t")
     poller.exchange(publish(b"t", b"x"))
-    assert values_of(poller.exchange(codec.poll(1, subscription))) == [b"x"]
-    pusher.exchange(codec.poll(1, subscription))
+    assert values_of(poller.exchange(wire.poll(1, subscription))) == [b"x"]
+    pusher.exchange(wire.poll(1, subscription))
     poller.close()
     assert values_of(pusher.take()) == [b"x"]
 
@@ -98,7 +98,7 @@ def test_publishes_that_failed_before_a_subscription_do_not_hide_others() -> Non
     sim = SimBroker()
     peer = ready(sim)
     peer.exchange(publish(b"t", b"first"))
-    peer.feed(publish(b"t", b"a", b"b", b"c") + codec.subscribe(9, b"t", 1))
+    peer.feed(publish(b"t", b"a", b"b", b"c") + wire.subscribe(9, b"t", 1))
     sim.disk.capacity = sim.disk.used()
     sim.scheduler.run_until_idle()
     sim.disk.capacity = 1 << 40
@@ -106,7 +106,7 @@ def test_publishes_that_failed_before_a_subscription_do_not_hide_others() -> Non
     sim.advance(5 * SECOND)
     subscription = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"d", b"e", b"f"))
-    assert values_of(peer.exchange(codec.poll(1, subscription) * 4)) == [b"d", b"e", b"f"]
+    assert values_of(peer.exchange(wire.poll(1, subscription) * 4)) == [b"d", b"e", b"f"]
 
 
 def test_a_refused_subscription_leaves_nothing_behind() -> None:
@@ -116,14 +116,14 @@ def test_a_refused_subscription_leaves_nothing_behind() -> None:
     sim.disk.capacity = sim.disk.used()
     for number in range(3):
         peer.exchange(publish(b"t", bytes(100_000)))
-        nacks = nacks_of(peer.exchange(codec.subscribe(number, b"new-%d" % number, 1)))
+        nacks = nacks_of(peer.exchange(wire.subscribe(number, b"new-%d" % number, 1)))
         assert [code for _, code, _ in nacks] == [500]
     assert len(sim.broker.subscriptions) == 0
     sim.disk.capacity = 1 << 40
     sim.advance(5 * SECOND)
     subscription = subscribed(peer, b"new-0")
     peer.exchange(publish(b"new-0", b"y"))
-    assert values_of(peer.exchange(codec.poll(1, subscription))) == [b"y"]
+    assert values_of(peer.exchange(wire.poll(1, subscription))) == [b"y"]
 
 
 def test_a_withdrawn_right_ends_the_push() -> None:
@@ -141,7 +141,7 @@ def test_requests_that_wait_are_bounded_for_those_who_never_published() -> None:
     sim = SimBroker()
     peer = ready(sim)
     sim.scheduler.held = True
-    peer.feed(codec.subscribe(1, b"t", 1) + b"".join(codec.ping(n) for n in range(REPLIES_WAITING_MAX + 10)))
+    peer.feed(wire.subscribe(1, b"t", 1) + b"".join(wire.ping(n) for n in range(REPLIES_WAITING_MAX + 10)))
     assert peer.session.congestion() == WAIT
 
 

@@ -4,29 +4,27 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from quintet import kernel
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.identity.tokens import TokenOptions, mint
+from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.sections import QueueSection
-from quintet.protocols.fast import codec, frames
-from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.fast.section import FastListener
 from quintet.protocols.fast.session import FastDoor, FastSession
 from quintet.testing.line import Peer, SimBroker
+from tests.wire import fast as wire
 
 SECRET = b"a master secret of more than 32 bytes"
 ALL = ("publish", "subscribe", "rotate", "create")
 SECOND = 1_000_000
 VECTORS = Path(__file__).parent.parent.parent / "vectors" / "fast"
-DEMO = topic_id(b"demo")
-WAITS_MAX = 1 << 24  # of values in one packet, for the splitter of a client
+DEMO = wire.topic_id(b"demo")
 
 
 def token(
-    sub: str = "ann", key: str = "k1", permissions: Iterable[str] = ALL, secret: bytes = SECRET, **more: object
+    sub: str = "ann", key: str = "k1", permissions: Iterable[str] = ALL, secret: bytes = SECRET, **more: Any
 ) -> bytes:
-    return mint(secret, {"sub": sub, "queue_key": key, "permissions": list(permissions), **more}, typ=False)
+    return wire.token(sub, key, *permissions, secret=secret, **more)
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class FastSim(SimBroker):
     def peer(self, *packets: bytes, address: str = "10.0.0.1:5", extended: bool = False) -> "FastPeer":
         peer = FastPeer(self, address)
         if extended:
-            assert peer.ask(codec.extend()) == [Reply(frames.EXTEND, 0, 0)]
+            assert peer.ask(wire.extend()) == [Reply(wire.EXTEND, 0, 0)]
         for packet in packets:
             peer.feed(packet)
             self.scheduler.run_until_idle()
@@ -82,19 +80,14 @@ class FastPeer(Peer):
 
     def look(self) -> None:
         """Sort what came."""
-        items, consumed, fatal = kernel.fast_received(data := self.take(), 0, WAITS_MAX)
-        assert consumed == len(data)
-        assert not fatal
-        for item in items:
-            if item[0] == frames.MESSAGE:
-                self.values += [(item[1], value) for value in item[2]]
-            elif item[0] == frames.KEY_UPDATE:
-                self.keys.append((item[1], item[2]))
-            elif item[0] == frames.OK:
-                self.replies += [Reply(item[1], item[2], 0)] * item[3]
+        for one in wire.packets_of(self.take()):
+            if isinstance(one, wire.Message):
+                self.values.append(one)
+            elif isinstance(one, wire.KeyUpdate):
+                self.keys.append(one)
             else:
-                self.replies.append(Reply(item[1], item[2], item[3]))
-                self.texts.append(item[4].decode())
+                self.replies.append(Reply(*one[:3]))
+                self.texts += [one.text] if one.code else []
 
     def ask(self, packet: bytes) -> list[Reply]:
         """Send, let the broker come to rest, and take the replies that came since the last time."""
@@ -124,4 +117,4 @@ def collisions() -> list[tuple[int, bytes, bytes]]:
 
 
 def publish(jwt: bytes, *values: bytes, topic: int = DEMO) -> bytes:
-    return b"".join(codec.publish(jwt, topic, value) for value in values)
+    return b"".join(wire.publish(jwt, topic, value) for value in values)

@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from quintet.broker.consumers.subscriptions import KEPT_OWNER
-from quintet.protocols.fast import codec, errors
+from quintet.protocols.fast import errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, SUBSCRIBE
 from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
+from tests.wire import fast as wire
 
 ANN = token()
 
@@ -20,7 +21,7 @@ def sim() -> FastSim:
 
 
 def reader(sim: FastSim, jwt: bytes = ANN) -> FastPeer:
-    return sim.peer(codec.subscribe(jwt, DEMO))
+    return sim.peer(wire.subscribe(jwt, DEMO))
 
 
 def values(first: int, last: int) -> list[bytes]:
@@ -32,12 +33,12 @@ def values(first: int, last: int) -> list[bytes]:
 
 def test_what_is_left_of_a_backlog_goes_to_another_member(sim: FastSim) -> None:
     """The first subscriber goes before it got all of the backlog; the second came behind it and would never ask."""
-    peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
+    peer = sim.peer(wire.create(ANN, b"demo", DURABLE))
     for value in values(0, 5):
         peer.exchange(publish(ANN, value))
     first = FastPeer(sim)
     first.room_bytes = 0
-    first.exchange(codec.subscribe(ANN, DEMO))
+    first.exchange(wire.subscribe(ANN, DEMO))
     second = reader(sim)
     peer.exchange(publish(ANN, b"5"))
     assert (first.got(), second.got()) == ([], [b"5"])
@@ -53,12 +54,12 @@ def test_what_is_left_of_a_backlog_goes_to_another_member(sim: FastSim) -> None:
 
 
 def test_the_rest_of_a_backlog_moves_on_with_every_successor(sim: FastSim) -> None:
-    peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
+    peer = sim.peer(wire.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
     first = FastPeer(sim)
     first.room_bytes = 0
-    first.exchange(codec.subscribe(ANN, DEMO))
+    first.exchange(wire.subscribe(ANN, DEMO))
     second, third = reader(sim), reader(sim)
     second.room_bytes = 0
     first.close()
@@ -69,12 +70,12 @@ def test_the_rest_of_a_backlog_moves_on_with_every_successor(sim: FastSim) -> No
 
 
 def test_the_rest_of_a_backlog_waits_if_the_successor_goes_too(sim: FastSim) -> None:
-    peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
+    peer = sim.peer(wire.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
     first = FastPeer(sim)
     first.room_bytes = 0
-    first.exchange(codec.subscribe(ANN, DEMO))
+    first.exchange(wire.subscribe(ANN, DEMO))
     successor = reader(sim)
     successor.room_bytes = 0
     first.close()
@@ -84,12 +85,12 @@ def test_the_rest_of_a_backlog_waits_if_the_successor_goes_too(sim: FastSim) -> 
 
 
 def test_a_successor_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -> None:
-    peer = sim.peer(codec.create(ANN, b"demo", DURABLE))
+    peer = sim.peer(wire.create(ANN, b"demo", DURABLE))
     for value in values(0, 4):
         peer.exchange(publish(ANN, value))
     first = FastPeer(sim)
     first.room_bytes = 0
-    first.exchange(codec.subscribe(ANN, DEMO))
+    first.exchange(wire.subscribe(ANN, DEMO))
     successor = reader(sim)
     peer.exchange(publish(ANN, b"seen"))
     assert successor.got() == [b"seen"]
@@ -109,9 +110,9 @@ def test_a_successor_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -
 def test_two_tokens_in_turn_leave_no_heap_of_deadlines(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quintet.broker.doors.queues.STALE_MAX", 20)
     late, soon = token(exp=sim.now_s() + 10**6), token(exp=sim.now_s() + 10**5)
-    peer = sim.peer(codec.create(late, b"demo"))
+    peer = sim.peer(wire.create(late, b"demo"))
     for _ in range(500):
-        peer.exchange(codec.subscribe(late, DEMO) + codec.subscribe(soon, DEMO) + codec.unsubscribe(late, DEMO))
+        peer.exchange(wire.subscribe(late, DEMO) + wire.subscribe(soon, DEMO) + wire.unsubscribe(late, DEMO))
     assert len(sim.broker.queues._deadlines) <= 50
 
 
@@ -124,12 +125,12 @@ def test_a_create_that_finds_no_room_for_its_backlog_leaves_nothing(sim: FastSim
         sim.broker.topics.ensure(b"demo", durable=False)
     sim.broker.subscriptions._max = 0
     peer = sim.peer(extended=True)
-    assert peer.ask(codec.create(ANN, b"demo", DURABLE))[0].code == errors.LIMIT
+    assert peer.ask(wire.create(ANN, b"demo", DURABLE))[0].code == errors.LIMIT
     found = sim.broker.topics.get(b"demo")
     assert (found is not None) == existed
     assert found is None or (found.in_memory and not found.waiting and not found.spec.extra)
     sim.broker.subscriptions._max = 10
-    assert peer.ask(codec.create(token(key="another"), b"demo", DURABLE))[0].code == 0
+    assert peer.ask(wire.create(token(key="another"), b"demo", DURABLE))[0].code == 0
 
 
 def full(sim: FastSim, operation: str = "fdatasync") -> None:
@@ -137,13 +138,13 @@ def full(sim: FastSim, operation: str = "fdatasync") -> None:
 
 
 def test_topics_that_the_disk_refuses_are_not_kept_open(sim: FastSim) -> None:
-    peer = sim.peer(codec.create(ANN, b"first", DURABLE), extended=True)
+    peer = sim.peer(wire.create(ANN, b"first", DURABLE), extended=True)
     full(sim, "pwritev")
     full(sim)
-    peer.ask(codec.create(ANN, b"demo", DURABLE))
+    peer.ask(wire.create(ANN, b"demo", DURABLE))
     opened = len(sim.log._topics)
     for number in range(20):
-        assert peer.ask(codec.create(ANN, b"t%d" % number, DURABLE))[0].code == errors.UNAVAILABLE
+        assert peer.ask(wire.create(ANN, b"t%d" % number, DURABLE))[0].code == errors.UNAVAILABLE
     assert len(sim.log._topics) == opened
     assert len(sim.broker.topics) == 1
 
@@ -161,7 +162,7 @@ def test_every_create_is_answered_whatever_the_disk_does(
         sim.broker.topics.ensure(b"demo", made == "durable")
         sim.scheduler.run_until_idle()
     sim.disk.fail(operation, nth, errno.ENOSPC, times=times)
-    answers = peer.ask(codec.create(ANN, b"demo", DURABLE))
+    answers = peer.ask(wire.create(ANN, b"demo", DURABLE))
     assert len(answers) == 1
     sim.disk.heal()
     sim.advance(30 * SECOND, step_us=SECOND)
@@ -174,7 +175,7 @@ def test_every_create_is_answered_whatever_the_disk_does(
         assert refused or len(sim.broker.queues) == 1
         refused = refused and not len(sim.broker.queues)
     key = token(key="another") if refused and times == 1 else ANN
-    assert peer.ask(codec.create(key, b"demo", DURABLE))[0].code == 0
+    assert peer.ask(wire.create(key, b"demo", DURABLE))[0].code == 0
     assert peer.ask(publish(key, b"kept"))[0].code == 0
     sim.restart()
     assert len([s for s in sim.broker.subscriptions.all() if s.owner == KEPT_OWNER]) == 1
@@ -189,23 +190,23 @@ def test_create_and_rotate_that_fail_together_leave_no_key(made: str | None) -> 
         sim.scheduler.run_until_idle()
     peer = sim.peer(extended=True)
     full(sim, "pwritev")
-    answers = peer.ask(codec.create(ANN, b"demo", DURABLE) + codec.rotate_key(ANN, DEMO, b"k2"))
+    answers = peer.ask(wire.create(ANN, b"demo", DURABLE) + wire.rotate_key(ANN, DEMO, b"k2"))
     assert all(reply.code for reply in answers)
     assert len(answers) == 2
     sim.disk.heal()
     sim.advance(30 * SECOND, step_us=SECOND)
-    assert peer.ask(codec.create(token(key="another"), b"demo", DURABLE))[0].code == 0
+    assert peer.ask(wire.create(token(key="another"), b"demo", DURABLE))[0].code == 0
 
 
 def test_a_topic_deleted_on_a_full_disk_does_not_stop_the_clock(sim: FastSim) -> None:
     """Ending a queue writes to a table: what the disk says to that must not escape into the broker's tick."""
-    peer = sim.peer(codec.create(ANN, b"demo", DURABLE), codec.subscribe(ANN, DEMO), extended=True)
+    peer = sim.peer(wire.create(ANN, b"demo", DURABLE), wire.subscribe(ANN, DEMO), extended=True)
     queue = sim.broker.queues._by_id[DEMO]
     queue.topic.forget(errors_of_topic())
     sim.broker.access.look_again()
     full(sim, "pwritev")
     full(sim)
-    sim.peer(codec.create(ANN, b"fails", DURABLE))
+    sim.peer(wire.create(ANN, b"fails", DURABLE))
     sim.broker.tick()
     sim.scheduler.run_until_idle()
     assert peer.ask(b"") == [Reply(SUBSCRIBE, DEMO, errors.ENDED)]
@@ -219,13 +220,13 @@ def errors_of_topic() -> Exception:
 
 
 def test_a_member_with_a_key_that_never_came_to_be_is_evicted(sim: FastSim) -> None:
-    owner = sim.peer(codec.create(ANN, b"demo", DURABLE), extended=True)
+    owner = sim.peer(wire.create(ANN, b"demo", DURABLE), extended=True)
     stays, early = sim.peer(extended=True), sim.peer(extended=True)
-    stays.ask(codec.subscribe(ANN, DEMO))
+    stays.ask(wire.subscribe(ANN, DEMO))
     sim.disk.fail("fdatasync", 1, errno.EIO)
     sim.scheduler.held = True
-    owner.feed(codec.rotate_key(ANN, DEMO, b"k2"))
-    early.feed(codec.subscribe(token("bob", "k2"), DEMO))
+    owner.feed(wire.rotate_key(ANN, DEMO, b"k2"))
+    early.feed(wire.subscribe(token("bob", "k2"), DEMO))
     sim.scheduler.held = False
     sim.scheduler.run_until_idle()
     assert owner.ask(b"")[0].code == errors.UNAVAILABLE
@@ -245,7 +246,7 @@ def test_of_two_backlogs_of_a_queue_the_newer_is_taken_up(sim: FastSim) -> None:
     plain = sim.broker.topics.ensure(b"demo", durable=True)
     sim.scheduler.run_until_idle()
     sim.broker.subscriptions.create(KEPT_OWNER, plain, 0, door="blipmq")
-    sim.peer(codec.create(ANN, b"demo", DURABLE), publish(ANN, b"read"))
+    sim.peer(wire.create(ANN, b"demo", DURABLE), publish(ANN, b"read"))
     assert reader(sim).got() == [b"read"]
     sim.restart()
     assert len([s for s in sim.broker.subscriptions.all() if s.owner == KEPT_OWNER]) == 1
@@ -253,7 +254,7 @@ def test_of_two_backlogs_of_a_queue_the_newer_is_taken_up(sim: FastSim) -> None:
 
 
 def test_a_broker_starts_also_when_there_is_no_room_for_a_backlog(sim: FastSim) -> None:
-    sim.peer(codec.create(ANN, b"demo", DURABLE), publish(ANN, b"kept"))
+    sim.peer(wire.create(ANN, b"demo", DURABLE), publish(ANN, b"kept"))
     for subscription in sim.broker.subscriptions.all():
         sim.broker.subscriptions.remove(subscription)
     sim.options = replace(sim.options, subscriptions_max=0)
@@ -271,7 +272,7 @@ def test_whoever_comes_and_goes_each_message_is_delivered_once(flags: int, parti
         sim = FastSim()
         sim.broker.topics.create(b"demo", partitions)
         sim.scheduler.run_until_idle()
-        owner = sim.peer(codec.create(ANN, b"demo", flags))
+        owner = sim.peer(wire.create(ANN, b"demo", flags))
         here: list[FastPeer] = []
         got: list[list[bytes]] = []
         count = 0
@@ -284,7 +285,7 @@ def test_whoever_comes_and_goes_each_message_is_delivered_once(flags: int, parti
             elif act == "join":
                 here.append(FastPeer(sim))
                 here[-1].room_bytes = rng.choice((0, 1 << 20))
-                here[-1].feed(codec.subscribe(ANN, DEMO))
+                here[-1].feed(wire.subscribe(ANN, DEMO))
             elif here:
                 peer = rng.choice(here)
                 if act == "leave":

@@ -5,9 +5,10 @@ import pytest
 from quintet import kernel
 from quintet.model import limits
 from quintet.protocols.base import FLOWING, WAIT
-from quintet.protocols.fast import codec, errors, frames
+from quintet.protocols.fast import errors, frames
 from quintet.protocols.fast.mapping import topic_id
 from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
+from tests.wire import fast as wire
 
 ANN = token()
 FORGED = token(secret=b"not the secret, but as long as it is, too")
@@ -17,11 +18,11 @@ LARGE = bytes(limits.UNAUTHENTICATED_FRAME_BYTES_MAX + 1)
 @pytest.fixture
 def sim() -> FastSim:
     sim = FastSim()
-    sim.peer(codec.create(ANN, b"demo"))
+    sim.peer(wire.create(ANN, b"demo"))
     return sim
 
 
-@pytest.mark.parametrize("first", [publish(ANN, b"small"), codec.subscribe(ANN, DEMO), codec.unsubscribe(ANN, DEMO)])
+@pytest.mark.parametrize("first", [publish(ANN, b"small"), wire.subscribe(ANN, DEMO), wire.unsubscribe(ANN, DEMO)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_large_payload_right_behind_the_first_valid_token_is_taken(sim: FastSim, first: bytes, cut: bool) -> None:
     """However the bytes arrive: whoever showed a valid token is no stranger any more."""
@@ -62,7 +63,7 @@ def test_extends_by_the_thousand_cost_little(sim: FastSim, monkeypatch: pytest.M
 
     monkeypatch.setattr(kernel, "fast_split", counted)
     peer = FastPeer(sim)
-    peer.feed((codec.extend() * 3 + codec.extend(9)) * 1000 + codec.subscribe(ANN, DEMO) + codec.extend())
+    peer.feed((wire.extend() * 3 + wire.extend(9)) * 1000 + wire.subscribe(ANN, DEMO) + wire.extend())
     sim.scheduler.run_until_idle()
     peer.look()
     ok, wrong = Reply(frames.EXTEND, 0, 0), Reply(frames.EXTEND, 0, errors.VERSION)
@@ -72,7 +73,7 @@ def test_extends_by_the_thousand_cost_little(sim: FastSim, monkeypatch: pytest.M
 
 def test_only_the_right_version_switches_answers_on(sim: FastSim) -> None:
     peer = FastPeer(sim)
-    peer.feed(codec.extend(3) * 3 + codec.subscribe(ANN, DEMO))
+    peer.feed(wire.extend(3) * 3 + wire.subscribe(ANN, DEMO))
     peer.look()
     assert peer.replies == [Reply(frames.EXTEND, 0, errors.VERSION)] * 3
 
@@ -93,7 +94,7 @@ def test_a_topic_whose_row_is_on_its_way_holds_its_publisher(sim: FastSim) -> No
     peer = sim.peer()
     sim.scheduler.held = True
     jobs = topic_id(b"jobs")
-    peer.feed(codec.create(ANN, b"jobs", frames.DURABLE) + publish(ANN, b"waits", topic=jobs) + publish(ANN, b"y"))
+    peer.feed(wire.create(ANN, b"jobs", frames.DURABLE) + publish(ANN, b"waits", topic=jobs) + publish(ANN, b"y"))
     sim.scheduler.turn()
     assert sim.broker.topics.find(b"jobs").waiting
     assert peer.session.congestion() == WAIT
@@ -108,15 +109,15 @@ def test_who_reads_nothing_and_keeps_subscribing_is_not_read_from(sim: FastSim) 
     peer.room_bytes = 0
     rounds = 0
     while peer.session.congestion() != WAIT and rounds < 1_000:
-        peer.exchange(codec.subscribe(ANN, DEMO) + publish(ANN, b"x"))
-        peer.exchange(codec.unsubscribe(ANN, DEMO))
+        peer.exchange(wire.subscribe(ANN, DEMO) + publish(ANN, b"x"))
+        peer.exchange(wire.unsubscribe(ANN, DEMO))
         rounds += 1
     assert 10 < rounds < len(peer.parked) + 1 < 1_000
     peer.room_bytes = 1 << 20
     assert peer.session.congestion() == WAIT, "a little room is not enough: what waits is still there"
     peer.unpark()
     assert peer.session.congestion() == FLOWING
-    peer.feed(codec.subscribe(ANN, DEMO) + publish(ANN, b"y"))
+    peer.feed(wire.subscribe(ANN, DEMO) + publish(ANN, b"y"))
     assert peer.got() == [b"y"]
 
 
@@ -124,9 +125,9 @@ def test_who_reads_nothing_and_keeps_subscribing_is_not_read_from(sim: FastSim) 
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool) -> None:
     sim = FastSim(None, **{limit: 10})
-    sim.peer(codec.create(ANN, b"demo"))
+    sim.peer(wire.create(ANN, b"demo"))
     topic = sim.broker.topics.find(b"demo")
-    hello = codec.extend() if extended else b""
+    hello = wire.extend() if extended else b""
     for _ in range(20):
         peer = FastPeer(sim)
         peer.feed(hello + publish(ANN, *[b"x"] * 50))
@@ -149,12 +150,12 @@ def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool)
 def test_who_waits_for_its_rate_costs_nothing_meanwhile() -> None:
     """Looked at once a second at most, and not every millisecond by the connection: a thousand of them may wait."""
     sim = FastSim(subject_messages_per_second_max=1)
-    peer = sim.peer(codec.create(ANN, b"demo"))
+    peer = sim.peer(wire.create(ANN, b"demo"))
     peer.feed(publish(ANN, *[b"x"] * 100))
     assert peer.held()
     assert peer.session.congestion() == FLOWING
     looks = len(sim.scheduler._timers)
-    peer.feed(codec.subscribe(ANN, DEMO))
+    peer.feed(wire.subscribe(ANN, DEMO))
     assert len(sim.scheduler._timers) == looks
     sim.advance(98 * SECOND, step_us=SECOND)
     assert peer.held()

@@ -7,22 +7,23 @@ import pytest
 from quintet.broker.identity.access import Acl
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.model import limits
-from quintet.protocols.fast import codec, errors, frames
+from quintet.protocols.fast import errors, frames
 from quintet.protocols.fast.frames import CREATE, EXTEND, PUBLISH, ROTATE_KEY, SUBSCRIBE, UNSUBSCRIBE
 from quintet.protocols.fast.mapping import topic_id
 from tests.protocols.fast.helpers import DEMO, SECOND, SECRET, FastPeer, FastSim, Reply, publish, token
 from tests.protocols.fast.test_session import _Laws
+from tests.wire import fast as wire
 
 ANN, BOB = token(), token("bob", "k2")
 FORGED = token(secret=b"not the secret, but as long as it is, too")
 OTHER = topic_id(b"other")
-QUIET = codec.extend(frames.QUIET)
+QUIET = wire.extend(frames.QUIET)
 
 
 @pytest.fixture
 def sim() -> FastSim:
     sim = FastSim()
-    sim.peer(codec.create(ANN, b"demo"), codec.create(BOB, b"other"))
+    sim.peer(wire.create(ANN, b"demo"), wire.create(BOB, b"other"))
     return sim
 
 
@@ -44,25 +45,25 @@ class TestLawsOfShortTokens(_Laws):
 
     def script(self) -> bytes:
         return (
-            codec.create(ANN, b"demo")
-            + codec.extend()
+            wire.create(ANN, b"demo")
+            + wire.extend()
             + publish(b"", b"nothing was accepted since EXTEND")
-            + codec.create(ANN, b"demo")
+            + wire.create(ANN, b"demo")
             + publish(b"", b"a", b"b")
-            + codec.create(BOB, b"other")
+            + wire.create(BOB, b"other")
             + publish(b"", b"to another key")
             + publish(b"", b"c", topic=OTHER)
             + publish(FORGED, b"x", topic=OTHER)
             + publish(b"", b"d", topic=OTHER)
             + publish(ANN, b"e")
-            + codec.subscribe(b"", DEMO)
+            + wire.subscribe(b"", DEMO)
             + publish(b"", b"f")
-            + codec.rotate_key(b"", DEMO, b"k3")
+            + wire.rotate_key(b"", DEMO, b"k3")
             + publish(b"", b"the old key")
             + publish(token(key="k3"), b"g")
             + publish(b"", b"h")
-            + codec.unsubscribe(b"", DEMO)
-            + codec.extend()
+            + wire.unsubscribe(b"", DEMO)
+            + wire.extend()
         )
 
 
@@ -78,7 +79,7 @@ def test_the_law_of_short_tokens_is_not_empty() -> None:
 
 def test_a_strict_peer_may_not(sim: FastSim) -> None:
     peer = sim.peer(publish(ANN, b"x"))
-    peer.feed(publish(b"", b"y") + codec.subscribe(b"", DEMO))
+    peer.feed(publish(b"", b"y") + wire.subscribe(b"", DEMO))
     assert sim.broker.topics.find(b"demo").published == 1
     assert peer.session.auth_failures == 2
     assert sim.broker.queues.members == 0
@@ -87,7 +88,7 @@ def test_a_strict_peer_may_not(sim: FastSim) -> None:
 @pytest.mark.parametrize("before", [b"", publish(ANN, b"x"), publish(FORGED, b"x")])
 def test_nothing_is_meant_before_one_was_accepted_behind_extend(sim: FastSim, before: bytes) -> None:
     peer = FastPeer(sim)
-    peer.feed(before + codec.extend() + publish(FORGED, b"y") + publish(b"", b"z"))
+    peer.feed(before + wire.extend() + publish(FORGED, b"y") + publish(b"", b"z"))
     peer.look()
     want = [Reply(EXTEND, 0, 0), Reply(PUBLISH, DEMO, errors.TOKEN), Reply(PUBLISH, DEMO, errors.TOKEN)]
     assert peer.replies == want
@@ -97,24 +98,24 @@ def test_nothing_is_meant_before_one_was_accepted_behind_extend(sim: FastSim, be
 @pytest.mark.parametrize(
     ("packet", "kind"),
     [
-        (lambda jwt: codec.create(jwt, b"demo"), CREATE),
-        (lambda jwt: codec.subscribe(jwt, DEMO), SUBSCRIBE),
-        (lambda jwt: codec.publish(jwt, DEMO, b"x"), PUBLISH),
-        (lambda jwt: codec.unsubscribe(jwt, DEMO), UNSUBSCRIBE),
-        (lambda jwt: codec.rotate_key(jwt, DEMO, b"k9"), ROTATE_KEY),
+        (lambda jwt: wire.create(jwt, b"demo"), CREATE),
+        (lambda jwt: wire.subscribe(jwt, DEMO), SUBSCRIBE),
+        (lambda jwt: wire.publish(jwt, DEMO, b"x"), PUBLISH),
+        (lambda jwt: wire.unsubscribe(jwt, DEMO), UNSUBSCRIBE),
+        (lambda jwt: wire.rotate_key(jwt, DEMO, b"k9"), ROTATE_KEY),
     ],
 )
 def test_every_request_may_leave_it_out(sim: FastSim, packet: Callable[[bytes], bytes], kind: int) -> None:
     peer = sim.peer(extended=True)
     assert codes(peer, packet(b"")) == [errors.TOKEN]
-    assert codes(peer, codec.unsubscribe(ANN, 77)) == [errors.NO_TOPIC], "refused, but its token is good"
+    assert codes(peer, wire.unsubscribe(ANN, 77)) == [errors.NO_TOPIC], "refused, but its token is good"
     assert peer.ask(packet(b"")) == [Reply(kind, DEMO, 0)]
 
 
 def test_a_listener_that_answers_everybody_takes_it_without_extend() -> None:
     sim = FastSim(mode="extended")
     peer = FastPeer(sim)
-    assert codes(peer, codec.create(ANN, b"demo"), publish(b"", b"x")) == [0, 0]
+    assert codes(peer, wire.create(ANN, b"demo"), publish(b"", b"x")) == [0, 0]
     assert origins(sim, b"demo") == [b"fast:ann"]
 
 
@@ -123,7 +124,7 @@ def test_the_quiet_version_answers_extend_only(sim: FastSim) -> None:
     assert peer.ask(QUIET + publish(ANN, b"a") + publish(b"", b"b", b"c") + QUIET) == [Reply(EXTEND, 0, 0)] * 2
     assert origins(sim, b"demo") == [b"fast:ann"] * 3
     assert peer.ask(publish(FORGED, b"x") + publish(b"", b"d", topic=OTHER)) == [], "refusals are not told either"
-    assert peer.ask(codec.extend() + publish(b"", b"e")) == [Reply(EXTEND, 0, 0), Reply(PUBLISH, DEMO, 0)]
+    assert peer.ask(wire.extend() + publish(b"", b"e")) == [Reply(EXTEND, 0, 0), Reply(PUBLISH, DEMO, 0)]
     assert peer.ask(QUIET + publish(b"", b"f")) == [Reply(EXTEND, 0, 0), Reply(PUBLISH, DEMO, 0)], (
         "nothing is taken away"
     )
@@ -187,7 +188,7 @@ def test_it_expires(sim: FastSim) -> None:
 
 def test_it_is_good_for_nothing_when_the_key_was_rotated(sim: FastSim) -> None:
     peer = sim.peer(publish(ANN, b"x"), extended=True)
-    sim.peer(codec.rotate_key(ANN, DEMO, b"k9"))
+    sim.peer(wire.rotate_key(ANN, DEMO, b"k9"))
     assert codes(peer, publish(b"", b"y")) == [errors.KEY]
     assert codes(peer, publish(token(key="k9"), b"x"), publish(b"", b"y")) == [0, 0]
 
@@ -203,7 +204,7 @@ def test_rights_secrets_and_permissions_are_looked_at(sim: FastSim) -> None:
     sim.broker.set_tokens(TokenOptions(secrets=(SECRET,)))
     assert codes(peer, publish(b"", b"y")) == [0], "it is still the one that is meant"
     reader = token("joe", permissions=["subscribe"])
-    assert codes(peer, codec.subscribe(reader, DEMO), publish(b"", b"z")) == [0, errors.FORBIDDEN]
+    assert codes(peer, wire.subscribe(reader, DEMO), publish(b"", b"z")) == [0, errors.FORBIDDEN]
 
 
 def test_it_is_verified_again_when_the_listener_forgot_it(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:

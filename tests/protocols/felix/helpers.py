@@ -4,7 +4,6 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from quintet import kernel
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Role
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
@@ -14,6 +13,7 @@ from quintet.protocols.felix import codec, features, frames
 from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import Peer, SimBroker
+from tests.wire import felix as wire
 
 SECRET = b"a secret for tokens of tenants, long enough"
 SECOND = 1_000_000
@@ -111,11 +111,19 @@ class FakeOutlet:
 
 
 def ack_of(flags: int, payload: bytes) -> tuple[Any, ...]:
-    """0x0210 and 0x1010."""
-    assert flags in (frames.ACK | frames.ACK_CODE, frames.ACK | frames.ACK_OFFSET), hex(flags)
-    status, id, size = struct.unpack_from(">BQH", payload)
-    text, rest = payload[11 : 11 + size].decode(), payload[11 + size :]
-    return (status, id, text, *struct.unpack(">HB" if flags & frames.ACK_CODE else ">Q", rest))
+    """0x0010, and 0x0210 and 0x1010 of newer clients."""
+    assert flags & ~(frames.ACK_CODE | frames.ACK_OFFSET) == wire.ACK, hex(flags)
+    more = {wire.ACK: "", wire.ACK | frames.ACK_CODE: "HB", wire.ACK | frames.ACK_OFFSET: "Q"}[flags]
+    rest = struct.calcsize(f">{more}")
+    return (*wire.read_ack(payload[: len(payload) - rest]), *struct.unpack(f">{more}", payload[len(payload) - rest :]))
+
+
+def message_of(payload: bytes) -> Any:
+    """A JSON message as the codec's type of it, which tests compare; those of features.py, too."""
+    try:
+        return decode_reply(payload)
+    except BadRequest:
+        return decode_reply(payload, FEATURED_REPLIES)
 
 
 REPLIES = codec.decoders((
@@ -135,28 +143,17 @@ def decode_reply(payload: bytes, replies: codec.Decoders = REPLIES) -> Any:
 
 
 def decoded(data: bytes) -> list[Any]:
-    """Frames of a server: JSON as messages (those of features.py, too), events as (base offset or -1, values), with keys those too, acks as (status, id,
+    """Frames of a server: JSON as messages, events as (base offset or -1, values), with keys those too, acks as (status, id,
     text), with the offset or with code and retry behind."""
-    items, consumed, fatal = kernel.felix_received(data, 0, frames.FRAME_BYTES_MAX)
     found: list[Any] = []
-    if fatal == 5:  # what no client of ours asks for
-        _, _, flags, size = frames.HEADER.unpack_from(data, consumed)
-        end = consumed + frames.HEADER.size + size
-        return [*decoded(data[:consumed]), ack_of(flags, data[end - size : end]), *decoded(data[end:])]
-    assert (consumed, fatal) == (len(data), 0)
-    for item in items:
-        if item[0] == 0:
-            try:
-                found.append(decode_reply(item[1]))
-            except BadRequest:
-                found.append(decode_reply(item[1], FEATURED_REPLIES))
-        elif item[0] == frames.ACK:
-            found.append(item[1:])
-        elif item[0] == frames.EVENTS:
-            found.append(item[2:])
+    for flags, payload in wire.frames_of(data):
+        if flags == 0:
+            found.append(message_of(payload))
+        elif flags & wire.ACK:
+            found.append(ack_of(flags, payload))
         else:
-            body = codec.unpack(item[2], frames.FRAME_BYTES_MAX)
-            found += decoded(codec.frame(body, item[1] & ~frames.ZSTD))
+            events = wire.read_events(flags, payload)
+            found.append(events if events.keys is not None else events[:2])
     return found
 
 
@@ -263,7 +260,7 @@ class Stream(Peer):
 
 
 def batch(*values: bytes, request_id: int = -1, scope: tuple[str, str, str] = DEMO) -> bytes:
-    return kernel.felix_publish(codec.target(*scope), values, request_id, 2 if request_id >= 0 else 0)
+    return wire.batch(scope, *values, request=request_id if request_id >= 0 else None)
 
 
 def subscribe(scope: tuple[str, str, str] = DEMO, **more: Any) -> codec.SubscribeOurs:

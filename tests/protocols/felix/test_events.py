@@ -11,7 +11,6 @@ from quintet.delivery.subscription import Policy
 from quintet.model import tasks
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, frames
-from tests.kernel.felix_frames import split_frames
 from tests.protocols.felix.helpers import (
     DEMO,
     OURS,
@@ -25,6 +24,7 @@ from tests.protocols.felix.helpers import (
     subscribe,
     token,
 )
+from tests.wire.felix import frames_of
 
 NAME = b"t1/default/demo"
 
@@ -276,7 +276,7 @@ def test_a_message_larger_than_a_frame_is_left_out_and_told() -> None:
         topic.publish(kernel.build(some), len(some), False, None)
     sim.scheduler.run_until_idle()
     for connection in (document, ours, published):
-        lengths = [len(payload) for _, payload in split_frames(bytes(connection.outlets[0].sent))]
+        lengths = [len(payload) for _, payload in frames_of(bytes(connection.outlets[0].sent))]
         assert max(lengths) <= 4_096
     told = document.outlets[0].take()[1:]
     assert [one.payload for one in told if isinstance(one, codec.Event)] == [b"a", b"b", b"c"]

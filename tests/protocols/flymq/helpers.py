@@ -3,10 +3,9 @@
 Passwords here have hashes that cost nothing to check; what a real hash costs is tested where users are.
 """
 
-import struct
 from collections.abc import Iterable
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from argon2 import low_level
 
@@ -18,13 +17,16 @@ from quintet.protocols.flymq.section import FlymqListener
 from quintet.protocols.flymq.session import FlySession
 from quintet.testing.line import Peer, SimBroker
 from quintet.testing.sim import SimScheduler
+from tests.wire.flymq import Frame as Reply
+from tests.wire.flymq import frame as raw
+from tests.wire.flymq import frames_of as parse
 
 SECOND: Final = 1_000_000
 PASSWORD: Final = "password"
 BY_NAME: Final = {operation.name: operation for operation in frames.OPERATIONS.values()}
+__all__ = ["Reply", "parse", "raw"]
 DIALECTS: Final[tuple[frames.Dialect, ...]] = ("document", "sdk")
 TENANT: Final = Role("tenant", read=("tenant.*",), write=("tenant.*",), admin=("tenant.*",))
-_HEADER: Final = struct.Struct(">BBBBI")
 
 
 def cheap_hash(password: str) -> str:
@@ -43,14 +45,6 @@ USERS: Final = {
 }
 
 
-class Reply(NamedTuple):
-    """One frame as it came."""
-
-    code: int
-    flags: int
-    payload: bytes
-
-
 class Refused(Exception):
     """An ERROR, or an AUTH_RESPONSE that says no: its code and its text."""
 
@@ -58,10 +52,6 @@ class Refused(Exception):
         super().__init__(f"{code}: {text}")
         self.code = code
         self.text = text
-
-
-def raw(code: int, payload: bytes = b"", flags: int = 1) -> bytes:
-    return _HEADER.pack(0xAF, 1, code, flags, len(payload)) + payload
 
 
 def payload_of(name: str, form: int = 0, /, **fields: Any) -> bytes:
@@ -77,30 +67,13 @@ def auth(user: str, password: str = PASSWORD) -> bytes:
     return request("AUTH", user=user, password=password)
 
 
-def parse(data: bytes) -> list[Reply]:
-    """Every frame of a reply; fails on a partial one."""
-    found, position = [], 0
-    while position < len(data):
-        magic, version, code, flags, length = _HEADER.unpack_from(data, position)
-        assert (magic, version) == (0xAF, 1), data[position:].hex()
-        position += 8 + length
-        assert position <= len(data), "a partial frame"
-        found.append(Reply(code, flags, data[position - length : position]))
-    return found
-
-
 def error_of(reply: Reply, dialect: frames.Dialect) -> Refused:
-    """Code and text of an ERROR frame, read by hand: bool or i32, then str16."""
-    assert reply.code == 0xFF and reply.flags == 1, reply
+    """Code and text of an ERROR frame."""
+    assert reply.flags == 1, reply
     if dialect == "sdk":
-        number, length = struct.unpack_from(">iH", reply.payload)
-        text = reply.payload[6:]
-        assert len(text) == length
-        return Refused(f"E{number}", text.decode())
-    success, length = struct.unpack_from(">?H", reply.payload)
-    text = reply.payload[3:]
-    assert not success and len(text) == length
-    words, _, code = text.decode().rpartition(" [")
+        number, text = reply.error_sdk
+        return Refused(f"E{number}", text)
+    words, _, code = reply.error.rpartition(" [")
     return Refused(code.removesuffix("]"), words)
 
 

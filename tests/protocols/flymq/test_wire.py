@@ -15,9 +15,9 @@ import pytest
 from quintet import kernel
 from quintet.model.errors import Forbidden, TooLarge
 from quintet.protocols.flymq import codec, errors, frames
-from tests.kernel import fly_frames
 from tests.protocols.flymq.helpers import BY_NAME, DIALECTS, Client, make_sim, parse, payload_of, raw, request
 from tests.protocols.flymq.tour import SCHEMA
+from tests.wire import flymq
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "flymq" / "document.json").read_text())
 BINARY = {"key", "value", "data"}
@@ -84,33 +84,27 @@ def test_what_the_gate_asks_about_is_a_field_of_every_request() -> None:
 # -- what published clients make of replies ------------------------------------------------------------------------------
 
 
-def text16(data: bytes, at: int) -> tuple[str, int]:
-    size = int.from_bytes(data[at : at + 2], "big")
-    assert at + 2 + size <= len(data)
-    return data[at + 2 : at + 2 + size].decode(), at + 2 + size
-
-
 def text8(data: bytes, at: int) -> tuple[str, int]:
     assert at + 1 + data[at] <= len(data)
     return data[at + 1 : at + 1 + data[at]].decode(), at + 1 + data[at]
 
 
 def whoami_as_the_go_client_reads_it(data: bytes) -> tuple[bool, str, list[str], str]:
-    user, at = text16(data, 1)
+    user, at = flymq.text_at(data, 1)
     count, at, roles = int.from_bytes(data[at : at + 4], "big"), at + 4, []
     for _ in range(count):
         role, at = text8(data, at)
         roles.append(role)
-    return data[0] == 1, user, roles, text16(data, at)[0]
+    return data[0] == 1, user, roles, flymq.text_at(data, at)[0]
 
 
 def whoami_as_the_python_client_reads_it(data: bytes) -> tuple[bool, str, list[str], list[str]]:
-    user, at = text16(data, 1)
+    user, at = flymq.text_at(data, 1)
     lists: list[list[str]] = []
     for _ in range(2):
         count, at, found = struct.unpack_from(">I", data, at)[0], at + 4, []
         for _ in range(count):
-            one, at = text16(data, at)
+            one, at = flymq.text_at(data, at)
             found.append(one)
         lists.append(found)
     assert at == len(data)
@@ -141,10 +135,10 @@ def test_the_published_client_can_read_a_schema() -> None:
     client.ask("REGISTER_SCHEMA", name="s", type="json", schema=SCHEMA)
     (reply,) = client.exchange(request("GET_SCHEMA", topic="s", version=0))
     assert int.from_bytes(reply.payload[:4], "big") == 1
-    name, at = text16(reply.payload, 4)
+    name, at = flymq.text_at(reply.payload, 4)
     kind, at = text8(reply.payload, at)
     assert (name, kind, reply.payload[at : at + 4]) == ("s-v1", "json", b"\0\0\0\1")
-    assert text16(reply.payload, at + 4)[0] == "s-v1", "the trailer is the whole schema"
+    assert flymq.text_at(reply.payload, at + 4)[0] == "s-v1", "the trailer is the whole schema"
 
 
 def test_authentication_answers_with_71_and_errors_are_structured() -> None:
@@ -213,9 +207,9 @@ def test_kernel_and_table_take_and_refuse_the_same_produces() -> None:
     rng = Random(4)
     taken = refused = 0
     for _ in range(6000):
-        payload = bytearray(fly_frames.produce(b"topic", rng.randbytes(rng.randrange(20)), rng.randbytes(2))[8:])
+        payload = bytearray(flymq.produce(b"topic", rng.randbytes(rng.randrange(20)), rng.randbytes(2))[8:])
         if rng.random() < 0.4:
-            payload += fly_frames.producer(rng.choice((0, 1, 2**63 - 1, 2**63)), rng.getrandbits(32))
+            payload += flymq.producer(rng.choice((0, 1, 2**63 - 1, 2**63)), rng.getrandbits(32))
         for _ in range(rng.randrange(3)):
             payload[rng.randrange(len(payload))] = rng.choice((0, 1, 5, 255, rng.randrange(256)))
         if rng.random() < 0.2:

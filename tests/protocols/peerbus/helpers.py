@@ -1,14 +1,15 @@
 """Small words for tests of the peerbus door: peers on a simulated broker, envelopes, and what came back as objects."""
 
-import json
 from typing import Any
 
 from quintet.broker.core import BrokerOptions
 from quintet.broker.sections import PeerSection
-from quintet.model import envelope
-from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
+from tests.wire import peerbus as wire
+from tests.wire.peerbus import frames_of as objects
+
+__all__ = ["objects"]
 
 KEYS = {"ann": "ann-token", "ben": "ben-token"}
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -29,16 +30,10 @@ def session_of(peer: Peer) -> PeerSession:
     return peer.session
 
 
-def objects(data: bytes) -> list[dict[str, Any]]:
-    """Every line of what came, as an object; fails on an unfinished one."""
-    assert not data or data.endswith(b"\n")
-    return [json.loads(line) for line in data.splitlines()]
-
-
 def register(sim: SimBroker, name: str, token: str = "ann-token") -> tuple[Peer, list[dict[str, Any]]]:
     """A registered peer, and what was delivered to it at once."""
     peer = connect(sim)
-    peer.feed(codec.register(token, name) + b"\n")
+    peer.feed(wire.register(token, name) + b"\n")
     sim.scheduler.run_until_idle()
     assert session_of(peer).closing is None, session_of(peer).closing
     first, *others = objects(peer.take())
@@ -57,7 +52,7 @@ def how_closed(peer: Peer) -> tuple[int, str | None]:
 def letter(
     sender: str, to: str, id: str, body: str = "null", secret: bytes = b"", ts: str = "2026-05-18T12:00:00Z"
 ) -> bytes:
-    return envelope.sign(secret, id=id, sender=sender, to=to, ts=ts, body=body.encode())
+    return wire.envelope(id, sender, to, body, secret, ts)
 
 
 def send(peer: Peer, *envelopes: bytes) -> None:
@@ -67,7 +62,7 @@ def send(peer: Peer, *envelopes: bytes) -> None:
 
 
 def ack(peer: Peer, *keys: str) -> None:
-    peer.feed(b"".join(codec.ack(key) + b"\n" for key in keys))
+    peer.feed(b"".join(wire.ack(key) + b"\n" for key in keys))
     peer.sim.scheduler.run_until_idle()
 
 

@@ -10,7 +10,6 @@ from quintet.broker.doors.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US
 from quintet.broker.identity.access import Credential, hash_secret
 from quintet.broker.sections import PeerSection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
     KEYS,
@@ -27,6 +26,7 @@ from tests.protocols.peerbus.helpers import (
     register,
     send,
 )
+from tests.wire import peerbus as wire
 
 
 def crowded(topics_max: int) -> SimBroker:
@@ -142,7 +142,7 @@ class TestNamesAreFreed:
         peer_of(sim, "bob").close()
         send(amy, letter("amy", "bob", "m1"))
         peer = connect(sim)
-        peer.exchange(codec.register("ann-token", "cat") + b"\n")
+        peer.exchange(wire.register("ann-token", "cat") + b"\n")
         assert how_closed(peer) == (1008, "too many names of this token's owner")
         assert keys_of(register(sim, "bob")[1]) == ["m1"]
 
@@ -173,7 +173,7 @@ def test_a_broadcast_to_many_is_written_over_several_turns(monkeypatch: pytest.M
     amy, others = peer_of(sim, "amy"), [peer_of(sim, f"p{number}") for number in range(200)]
     clock = itertools.count(0, FLUSH_TURN_US)
     monkeypatch.setattr(sim.scheduler, "monotonic", lambda: next(clock))
-    amy.feed(letter("amy", "*", "b1") + b"\n" + codec.ask_peers() + b"\n")
+    amy.feed(letter("amy", "*", "b1") + b"\n" + wire.ask_peers() + b"\n")
     sizes = [len(sim.broker.topics)]
     while sizes[-1] < len(others):
         sim.scheduler.turn()

@@ -11,7 +11,6 @@ from quintet.broker.doors.peers import PRUNE_EVERY_US
 from quintet.broker.doors.seen_ids import Seen
 from quintet.model import envelope
 from quintet.model.tasks import start
-from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
     SECRET,
@@ -29,6 +28,7 @@ from tests.protocols.peerbus.helpers import (
     send,
     session_of,
 )
+from tests.wire import peerbus as wire
 
 HOUR_US = 3600 * 1_000_000
 
@@ -399,7 +399,7 @@ class TestNames:
         assert waiting == []
         sim.restart()
         stranger = connect(sim)
-        stranger.exchange(codec.register("ann-token", "bob") + b"\n")
+        stranger.exchange(wire.register("ann-token", "bob") + b"\n")
         assert how_closed(stranger) == (1008, "name claimed under a different token")
 
     def test_a_name_nobody_uses_is_free_when_nothing_waits_for_it(self) -> None:
@@ -425,17 +425,17 @@ def test_peers_is_answered_when_what_was_sent_before_is_durable() -> None:
     send(ann, letter("ann", "ben", "m0"))  # the topic is there
     ann.take(), ben.take()
     sim.scheduler.held = True
-    ann.feed(letter("ann", "ben", "m1") + b"\n" + codec.ask_peers() + b"\n" + letter("ann", "ben", "m2") + b"\n")
+    ann.feed(letter("ann", "ben", "m1") + b"\n" + wire.ask_peers() + b"\n" + letter("ann", "ben", "m2") + b"\n")
     sim.scheduler.run_until_idle()
     assert (ann.take(), ben.take()) == (b"", b""), "nothing is durable yet, nobody is told of anything"
-    ben.feed(codec.ask_peers() + b"\n")
+    ben.feed(wire.ask_peers() + b"\n")
     sim.scheduler.run_until_idle()
     assert ben.take() == b""
     sim.scheduler.held = False
     sim.scheduler.run_until_idle()
     assert [found["type"] for found in objects(ann.take())] == ["peers"]
     assert sorted(found["type"] for found in objects(ben.take())) == ["deliver", "deliver", "peers"]
-    ann.feed(codec.ask_peers() + b"\n")
+    ann.feed(wire.ask_peers() + b"\n")
     assert [found["type"] for found in objects(ann.take())] == ["peers"], (
         "with nothing under way it is answered at once"
     )
@@ -447,7 +447,7 @@ def test_the_barrier_passes_what_the_disk_refused() -> None:
     send(ann, letter("ann", "ben", "m0"))
     ann.take()
     sim.disk.fail("fdatasync", 1, errno.EIO, times=10)
-    ann.feed(letter("ann", "ben", "m1") + b"\n" + codec.ask_peers() + b"\n")
+    ann.feed(letter("ann", "ben", "m1") + b"\n" + wire.ask_peers() + b"\n")
     sim.scheduler.run_until_idle()
     assert [found["type"] for found in objects(ann.take())] == ["peers"]
     assert sim.broker.peers.dropped["storage"] == 1

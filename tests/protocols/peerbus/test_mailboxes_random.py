@@ -7,10 +7,10 @@ import pytest
 
 from quintet import kernel
 from quintet.model.batch import RecordBatch
-from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer
 from tests.protocols.peerbus.helpers import broker, letter, objects, peer_of
+from tests.wire import peerbus as wire
 
 SECOND_US = 1_000_000
 
@@ -78,7 +78,7 @@ class Life:
         self.bob.random = self.random
         self.here = []
         self.bob.room_bytes = self.random.choice((0, 1 << 20))
-        self.bob.feed(codec.register("ann-token", "bob") + b"\n")
+        self.bob.feed(wire.register("ann-token", "bob") + b"\n")
         self.sim.scheduler.run_until_idle()
         if before is not None:
             before.take()
@@ -116,7 +116,7 @@ class Life:
         if self.bob is None or not waiting:
             return
         keys = self.random.sample(waiting, self.random.randrange(1, len(waiting) + 1))
-        self.bob.feed(b"".join(codec.ack(key) + b"\n" for key in keys))
+        self.bob.feed(b"".join(wire.ack(key) + b"\n" for key in keys))
         self.sim.scheduler.run_until_idle()
         self.acked |= set(keys)
         self.ever |= set(keys)

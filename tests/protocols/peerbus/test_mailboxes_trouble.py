@@ -11,7 +11,7 @@ from quintet.broker.doors.seen_ids import SEEN_KEY_MAX, Seen
 from quintet.model import envelope
 from quintet.model.batch import RecordBatch
 from quintet.model.tasks import start
-from quintet.protocols.peerbus import codec, frames, session
+from quintet.protocols.peerbus import frames, session
 from quintet.protocols.peerbus.mapping import body_of
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
@@ -29,6 +29,7 @@ from tests.protocols.peerbus.helpers import (
     send,
     session_of,
 )
+from tests.wire import peerbus as wire
 
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US
@@ -54,7 +55,7 @@ class TestOrder:
         peer_of(sim, "bob").close()  # all of them are due again
         half = connect(sim)
         half.room_bytes = 0
-        half.feed(codec.register("ann-token", "bob") + b"\n")
+        half.feed(wire.register("ann-token", "bob") + b"\n")
         half.room_bytes = 1
         take = half.records
 
@@ -218,9 +219,9 @@ class TestLimits:
         asker = peer_of(sim, "asker")
         for number in range(200):
             peer_of(sim, f"{number:03d}" + "n" * 197)
-        size = len(codec.peers(sim.broker.peers.names()))
+        size = len(wire.peers(sim.broker.peers.names()))
         asker.room_bytes = 0
-        asker.feed((codec.ask_peers() + b"\n") * 1_000)
+        asker.feed((wire.ask_peers() + b"\n") * 1_000)
         assert len(asker.output) <= session.REPLIES_BYTES_MAX + size
         answered = 0
         while asker.output:
@@ -237,9 +238,9 @@ class TestLimits:
             peer_of(sim, f"{number:03d}" + "n" * 197)
         send(asker, letter("asker", "asker", "m0"))
         asker.take()
-        size = len(codec.peers(sim.broker.peers.names()))
+        size = len(wire.peers(sim.broker.peers.names()))
         sim.scheduler.held = True
-        asker.feed(letter("asker", "asker", "m1") + b"\n" + (codec.ask_peers() + b"\n") * 1_000)
+        asker.feed(letter("asker", "asker", "m1") + b"\n" + (wire.ask_peers() + b"\n") * 1_000)
         sim.scheduler.run_until_idle()
         assert session_of(asker).holding and session_of(asker)._asked * size <= session.REPLIES_BYTES_MAX + size
         sim.scheduler.held = False

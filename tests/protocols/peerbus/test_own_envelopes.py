@@ -9,7 +9,6 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.model import envelope
 from quintet.model.tasks import start
-from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
     KEYS,
@@ -22,6 +21,7 @@ from tests.protocols.peerbus.helpers import (
     peer_of,
     send,
 )
+from tests.wire import peerbus as wire
 
 MAILBOX = b"peerbus/bob"
 
@@ -72,7 +72,7 @@ class TestIds:
         bob.close()
         sim.restart()
         bob = connect(sim)
-        bob.feed(codec.register("ann-token", "bob") + b"\n")
+        bob.feed(wire.register("ann-token", "bob") + b"\n")
         sim.scheduler.run_until_idle()
         assert delivered(bob) == before != []
 
@@ -105,7 +105,7 @@ class TestForgery:
     def test_names_the_broker_gives_to_others_cannot_be_registered(self, name: str) -> None:
         sim = broker()
         peer = connect(sim)
-        peer.exchange(codec.register("ann-token", name) + b"\n")
+        peer.exchange(wire.register("ann-token", name) + b"\n")
         assert how_closed(peer) == (1008, "invalid peer name") and len(sim.broker.peers) == 0
 
     @pytest.mark.parametrize("name", ["host:7", "quintets", "my-quintet", "blipmq"])

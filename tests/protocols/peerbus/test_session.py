@@ -11,7 +11,7 @@ from quintet.broker.doors.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
 from quintet.broker.identity.access import Credential, hash_secret
 from quintet.model import limits
 from quintet.protocols.base import WAIT
-from quintet.protocols.peerbus import codec, frames
+from quintet.protocols.peerbus import frames
 from quintet.protocols.peerbus.session import LATE_ACKS_US
 from tests.protocols.cases import DoorLaws
 from tests.protocols.peerbus.helpers import (
@@ -29,6 +29,7 @@ from tests.protocols.peerbus.helpers import (
     send,
     session_of,
 )
+from tests.wire import peerbus as wire
 
 V1 = '"protocol_version":"v1"'
 
@@ -79,7 +80,7 @@ class TestRegister:
     def test_names_that_mean_something_else_are_refused(self, name: str) -> None:
         sim = broker()
         peer = connect(sim)
-        peer.exchange(codec.register("ann-token", name) + b"\n")
+        peer.exchange(wire.register("ann-token", name) + b"\n")
         assert how_closed(peer) == (1008, "invalid peer name")
         assert len(sim.broker.peers) == 0
 
@@ -94,16 +95,16 @@ class TestRegister:
         zoe, _ = register(sim, "zoe")
         peer_of(sim, "bob").close()
         amy = connect(sim)
-        (reply,) = objects(amy.exchange(codec.register("ben-token", "amy") + b"\n"))
+        (reply,) = objects(amy.exchange(wire.register("ben-token", "amy") + b"\n"))
         assert reply == {"protocol_version": "v1", "type": "peers", "names": ["amy", "zoe"]}
-        (reply,) = objects(zoe.exchange(codec.ask_peers() + b"\n"))
+        (reply,) = objects(zoe.exchange(wire.ask_peers() + b"\n"))
         assert reply["names"] == ["amy", "zoe"]
 
     def test_nothing_is_answered_before_the_name_is_durable(self) -> None:
         sim = broker()
         sim.scheduler.held = True
         peer = connect(sim)
-        peer.feed(codec.register("ann-token", "amy") + b"\n" + codec.ask_peers() + b"\n")
+        peer.feed(wire.register("ann-token", "amy") + b"\n" + wire.ask_peers() + b"\n")
         sim.scheduler.run_until_idle()
         assert peer.take() == b"" and peer.session.holding
         sim.scheduler.held = False
@@ -116,7 +117,7 @@ class TestRegister:
             sim.disk.fail(operation, 1, errno.EIO, times=1_000)
         for _ in range(2):
             peer = connect(sim)
-            assert peer.exchange(codec.register("ann-token", "amy") + b"\n") == b""
+            assert peer.exchange(wire.register("ann-token", "amy") + b"\n") == b""
             assert how_closed(peer) == (1011, "peer persistence failed")
         assert len(sim.broker.peers) == 0
 
@@ -124,13 +125,13 @@ class TestRegister:
         sim = broker()
         sim.broker.draining = True
         peer = connect(sim)
-        peer.exchange(codec.register("ann-token", "amy") + b"\n")
+        peer.exchange(wire.register("ann-token", "amy") + b"\n")
         assert how_closed(peer) == (1001, "server shutting down")
 
     def test_a_second_register_and_a_deliver_are_passed_over(self) -> None:
         sim = broker()
         amy = peer_of(sim, "amy")
-        assert amy.exchange(codec.register("wrong", "bob") + b"\n" + codec.deliver("k", b"{}") + b"\n") == b""
+        assert amy.exchange(wire.register("wrong", "bob") + b"\n" + wire.deliver("k", b"{}") + b"\n") == b""
         assert session_of(amy).closing is None and sim.broker.peers.names() == ["amy"]
 
     def test_who_says_nothing_is_told_so(self) -> None:
@@ -148,11 +149,11 @@ class TestRegister:
             if not connected:
                 amy.close()
             stranger = connect(sim)
-            stranger.exchange(codec.register("ben-token", "amy") + b"\n")
+            stranger.exchange(wire.register("ben-token", "amy") + b"\n")
             assert how_closed(stranger) == (1008, "name claimed under a different token")
         sim.restart()
         stranger = connect(sim)
-        stranger.exchange(codec.register("ben-token", "amy") + b"\n")
+        stranger.exchange(wire.register("ben-token", "amy") + b"\n")
         assert how_closed(stranger) == (1008, "name claimed under a different token")
         peer_of(sim, "amy")
 
@@ -196,7 +197,7 @@ class TestTakeover:
         second, waiting = register(sim, "bob")
         assert keys_of(waiting) == ["m1", "m2"]
         ack(bob, "m1")
-        send(bob, letter("bob", "amy", "late"), codec.ask_peers(), b"no object")
+        send(bob, letter("bob", "amy", "late"), wire.ask_peers(), b"no object")
         assert amy.take() == b"" and delivered(bob) == ["m0", "m1", "m2"], "it only acknowledges"
         sim.advance(1_000_000)
         bob.close()
@@ -211,7 +212,7 @@ class TestTakeover:
         for _ in range(TAKEOVERS_MAX):
             peer_of(sim, "bob")
         one_more = connect(sim)
-        one_more.exchange(codec.register("ann-token", "bob") + b"\n")
+        one_more.exchange(wire.register("ann-token", "bob") + b"\n")
         assert how_closed(one_more) == (1008, "too many takeovers of this name")
         sim.advance(TAKEOVERS_WITHIN_US + 1_000_000, step_us=1_000_000)
         peer_of(sim, "bob")
@@ -415,14 +416,14 @@ class TestRights:
         send(amy, letter("amy", "bob", "m3"))
         assert bob.take() == b"" and dropped(sim) == {"forbidden": 3}
         sim.broker.set_credentials([Credential("ann", secret, publish=(), subscribe=("peerbus/b*",)), ben])
-        assert amy.exchange(codec.ask_peers() + b"\n") == b""
+        assert amy.exchange(wire.ask_peers() + b"\n") == b""
         assert how_closed(amy) == (1008, "name not allowed for this token")
 
     def test_a_name_without_the_right_to_read_its_mailbox_is_refused(self) -> None:
         sim = broker()
         sim.broker.set_credentials([Credential("ann", hash_secret(b"ann-token"), subscribe=("peerbus/a*",))])
         peer = connect(sim)
-        peer.exchange(codec.register("ann-token", "bob") + b"\n")
+        peer.exchange(wire.register("ann-token", "bob") + b"\n")
         assert how_closed(peer) == (1008, "name not allowed for this token") and len(sim.broker.peers) == 0
 
 
@@ -438,8 +439,8 @@ class TestLaws(DoorLaws):
 
     def script(self) -> bytes:
         lines = (
-            codec.register("ann-token", "amy"), letter("amy", "bob", "m1"), b"", codec.ack("m0"), letter("amy", "*", "b1"),
-            codec.ask_peers(), b"[]", codec.register("ann-token", "amy"), codec.ask_peers(),
+            wire.register("ann-token", "amy"), letter("amy", "bob", "m1"), b"", wire.ack("m0"), letter("amy", "*", "b1"),
+            wire.ask_peers(), b"[]", wire.register("ann-token", "amy"), wire.ask_peers(),
         )  # fmt: skip
         return b"".join(line + b"\n" for line in lines)
 
@@ -452,13 +453,13 @@ def test_every_chunking_gives_the_same_output(cuts: list[int]) -> None:
         bob = peer_of(sim, "bob")
         amy = connect(sim)
         script = [
-            codec.register("ann-token", "amy"),
+            wire.register("ann-token", "amy"),
             letter("amy", "bob", "m1"),
             b"",
             letter("amy", "amy", "m2"),
-            codec.ack("m2"),
+            wire.ack("m2"),
             b"not an object",
-            codec.ask_peers(),
+            wire.ask_peers(),
         ]
         amy.feed(b"".join(line + b"\n" for line in script), sizes)
         sim.scheduler.run_until_idle()
@@ -484,7 +485,7 @@ def test_what_has_no_end_of_line_is_not_looked_at_again() -> None:
     sim = broker()
     amy = peer_of(sim, "amy")
     session = session_of(amy)
-    ask = codec.ask_peers()
+    ask = wire.ask_peers()
     for size in range(1, len(ask) + 1):
         assert session.receive(memoryview(ask[:size]), sim.scheduler.now()) == 0
         assert session._scanned == size

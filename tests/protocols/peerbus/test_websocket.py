@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import hashlib
-import struct
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from quintet.net import websocket
 from quintet.net.listener import SHUTTING_DOWN
 from quintet.net.websocket import FRAGMENTS_MAX, FRAGMENTS_US, PART_US, PINGS_MAX, Heartbeat, WebSocketSession
 from quintet.protocols.base import Session
-from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.frames import DELIVER_BYTES_MAX
 from quintet.protocols.peerbus.session import LATE_ACKS_US, PeerSession
 from quintet.testing.line import Peer, SimBroker
-from tests.kernel.test_ws import frame
 from tests.protocols.peerbus.helpers import broker, letter, peer_of
+from tests.wire import peerbus as wire
+from tests.wire.websocket import close_of, frame, frames_of
 
 KEY = base64.b64encode(bytes(range(16))).decode()
 HEAD = (
@@ -27,7 +26,7 @@ HEAD = (
     f"Sec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\n"
 )
 UPGRADE = f"{HEAD}\r\n".encode()
-REGISTER = frame(codec.register("ann-token", "amy"))
+REGISTER = frame(wire.register("ann-token", "amy"))
 
 
 class SocketPeer(Peer):
@@ -68,25 +67,10 @@ def registered(sim: SimBroker) -> SocketPeer:
     return peer
 
 
-def frames_of(data: bytes) -> list[tuple[int, bytes]]:
-    """(opcode, payload) of every frame of the server; fails on an unfinished one."""
-    found, at = [], 0
-    while at < len(data):
-        assert data[at] & 0xF0 == 0x80 and not data[at + 1] & 0x80, "whole messages without a mask"
-        size, start = data[at + 1], at + 2
-        if size >= 126:
-            more = 2 if size == 126 else 8
-            size, start = int.from_bytes(data[start : start + more], "big"), start + more
-        assert start + size <= len(data)
-        found.append((data[at] & 15, data[start : start + size]))
-        at = start + size
-    return found
-
-
 def closed_with(data: bytes) -> tuple[int, str]:
     (kind, payload) = frames_of(data)[-1]
     assert kind == 8
-    return struct.unpack(">H", payload[:2])[0], payload[2:].decode()
+    return close_of(payload)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3])
@@ -171,10 +155,10 @@ class TestHandshake:
             (frame(b"\x00", 2), (1003, "handshake must be text")),
             (frame(b"{", 1), (1007, "malformed handshake")),
             (frame(b'"\xff"', 1), (1007, "text is not UTF-8")),
-            (frame(codec.ask_peers()), (1008, "first frame must be register")),
-            (frame(codec.register("wrong", "amy")), (1008, "invalid bearer token")),
+            (frame(wire.ask_peers()), (1008, "first frame must be register")),
+            (frame(wire.register("wrong", "amy")), (1008, "invalid bearer token")),
             (frame(b"x" * 20_000), (1009, "message too big")),
-            (frame(codec.register("ann-token", "n" * 1_000)), (1008, "invalid peer name")),
+            (frame(wire.register("ann-token", "n" * 1_000)), (1008, "invalid peer name")),
         ],
     )
     def test_each_refusal_has_its_code(self, data: bytes, how: tuple[int, str]) -> None:
@@ -205,7 +189,7 @@ class TestFrames:
             one = letter("amy", "bob", "m1")
             script = UPGRADE + REGISTER + frame(one) + frame(b"\x01", 2) + frame(b"pi", 9)
             two = letter("amy", "bob", "m2")
-            script += frame(two[:50], 1, last=False) + frame(b"ng", 9) + frame(two[50:], 0) + frame(codec.ask_peers())
+            script += frame(two[:50], 1, last=False) + frame(b"ng", 9) + frame(two[50:], 0) + frame(wire.ask_peers())
             peer.feed(script, sizes)
             sim.scheduler.run_until_idle()
             return peer.take(), bob.take()
@@ -220,7 +204,7 @@ class TestFrames:
             one = letter("bob", "amy", f"m{size}", '"' + "x" * size + '"')
             bob.feed(one + b"\n")
             sim.scheduler.run_until_idle()
-            assert frames_of(amy.take()) == [(1, codec.deliver(f"m{size}", one))]
+            assert frames_of(amy.take()) == [(1, wire.deliver(f"m{size}", one))]
 
     @pytest.mark.parametrize(
         ("data", "how"),
@@ -302,7 +286,7 @@ class TestTheEnd:
     )
     def test_the_peers_close_is_answered(self, payload: bytes, answer: bytes) -> None:
         peer = registered(broker())
-        assert frames_of(peer.exchange(frame(payload, 8) + frame(codec.ask_peers()))) == [(8, answer)]
+        assert frames_of(peer.exchange(frame(payload, 8) + frame(wire.ask_peers()))) == [(8, answer)]
         assert peer.session.closing == "", "nothing to say in the log"
 
     def test_the_end_of_the_broker_is_told(self) -> None:

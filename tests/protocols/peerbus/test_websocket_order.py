@@ -5,15 +5,16 @@ import errno
 
 import pytest
 
-from quintet.protocols.peerbus import codec, session
-from tests.kernel.test_ws import frame
+from quintet.protocols.peerbus import session
 from tests.protocols.peerbus.helpers import broker, letter, peer_of
-from tests.protocols.peerbus.test_websocket import REGISTER, closed_with, frames_of, opened, registered
+from tests.protocols.peerbus.test_websocket import REGISTER, closed_with, opened, registered
+from tests.wire import peerbus as wire
+from tests.wire.websocket import frame, frames_of
 
 
 def test_no_data_follows_our_close_frame() -> None:
     peer = registered(broker())
-    data = peer.exchange(frame(codec.ask_peers()) + frame(b"\x03\xe8", 8))
+    data = peer.exchange(frame(wire.ask_peers()) + frame(b"\x03\xe8", 8))
     assert [kind for kind, _ in frames_of(data)] == [1, 8]
 
 
@@ -29,9 +30,9 @@ def test_many_questions_in_one_read_do_not_make_many_answers_at_once() -> None:
     asker = registered(sim)
     for number in range(200):
         peer_of(sim, f"{number:03d}" + "n" * 197)
-    size = len(codec.peers(sim.broker.peers.names())) + 10
+    size = len(wire.peers(sim.broker.peers.names())) + 10
     asker.room_bytes = 0
-    asker.feed(frame(codec.ask_peers()) * 1_000 + frame(letter("amy", "amy", "m1")))
+    asker.feed(frame(wire.ask_peers()) * 1_000 + frame(letter("amy", "amy", "m1")))
     assert 0 < len(asker.output) <= session.REPLIES_BYTES_MAX + 2 * size
     kinds = []
     while asker.output:

@@ -14,6 +14,7 @@ import pytest
 from quintet.model import envelope
 from quintet.protocols.peerbus import codec, frames
 from tests.protocols.peerbus.helpers import SECRET, broker, connect
+from tests.wire import peerbus as wire
 
 FOLDER = Path(__file__).parents[2] / "vectors" / "peerbus"
 ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads((FOLDER / "document.json").read_text())}
@@ -28,13 +29,13 @@ def made(meaning: dict[str, Any]) -> bytes:
     """The same object by the codec."""
     kind = meaning["type"]
     if kind == frames.REGISTER:
-        return codec.register(meaning["token"], meaning["name"])
+        return wire.register(meaning["token"], meaning["name"])
     if kind == frames.ACK:
-        return codec.ack(meaning["id"])
+        return wire.ack(meaning["id"])
     if kind == frames.PEERS:
-        return codec.peers(meaning["names"]) if "names" in meaning else codec.ask_peers()
+        return wire.peers(meaning["names"]) if "names" in meaning else wire.ask_peers()
     if kind == frames.DELIVER:
-        return codec.deliver(meaning["delivery_key"], data(meaning["envelope"]))
+        return wire.deliver(meaning["delivery_key"], data(meaning["envelope"]))
     parts = json.loads(meaning["canonical"])
     return envelope.sign(
         SECRET, id=parts["id"], sender=parts["from"], to=parts["to"], ts=parts["ts"], source=parts["source"],

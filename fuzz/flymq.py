@@ -1,26 +1,22 @@
-"""Invariants: only Malformed and TooLarge; what decodes encodes to the same bytes; one reply per request; it stays usable.
+"""FlyMQ: the codec with the kernel's splitter, and live sessions on a broker with a simulated disk.
 
-A structure-aware fuzz target for FlyMQ. Frames are made from the table of operations, field by field, then damaged: lying
-lengths and counts, cut and joined payloads, flipped bits, wrong codes and flags. `python fuzz/fly_codec.py --frames N
---seed S` runs N of them through the codec and kernel.fly_split; `--live N` runs N through sessions of a broker on a
-simulated disk, which must answer each and serve a probe afterwards. Ends with a verdict and an exit code (0 held, 1
-broken). `--sabotage` plants a fault (bytes behind a payload's last field are ignored), which must be caught.
+Frames are made from the table of operations, field by field, then damaged: lying lengths and counts, cut and joined payloads,
+flipped bits, wrong codes and flags.
+
+Codec: only Malformed and TooLarge; what decodes encodes to the same bytes; every chunking gives the same; native == pure.
+The planted fault: bytes behind a payload's last field are ignored.
+
+Live: no session raises; one reply per request; it stays usable, as a probe sees.
+The planted fault: METADATA is not answered.
 """
 
-import argparse
-import gc
 import random
-import resource
 import struct
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from fuzz.driver import BrokenError, Fuzzer, Half, Target, cuts, guarded
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
@@ -30,7 +26,8 @@ from quintet.kernel import pure
 from quintet.model import limits
 from quintet.model.errors import TooLarge
 from quintet.protocols.flymq import codec, frames
-from tests.protocols.flymq.helpers import Client, cheap_hash, make_sim, parse, raw, request
+from tests.protocols.flymq.helpers import Client, cheap_hash, make_sim, request
+from tests.wire import flymq
 
 FRAMES_PER_READ = 20
 TWINS_EVERY_READS = 20
@@ -119,10 +116,7 @@ LIKELY: dict[str, tuple[int, ...]] = {
 }
 RARE = frozenset({frames.DELETE_TOPIC, frames.DELETE_GROUP, frames.DELETE_SCHEMA, frames.PURGE_DLQ, frames.AUTH})
 EXPECTED = (codec.Malformed, TooLarge)
-
-
-class BrokenError(Exception):
-    """An invariant does not hold."""
+CODES = sorted(frames.OPERATIONS)
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -199,11 +193,11 @@ def damaged(data: bytes, r: random.Random) -> bytes:
     return bytes(out)
 
 
-def make_frame(r: random.Random, txns: list[str], codes: list[int]) -> tuple[int, int, bytes]:
+def make_frame(r: random.Random, txns: list[str]) -> tuple[int, int, bytes]:
     """(code, flags, payload), sound or damaged."""
-    operation = frames.OPERATIONS[r.choice(codes)]
+    operation = frames.OPERATIONS[r.choice(CODES)]
     if operation.code in RARE and r.random() < 0.9:
-        operation = frames.OPERATIONS[r.choice(codes)]
+        operation = frames.OPERATIONS[r.choice(CODES)]
     made = payload(r.choice(operation.asks), r, txns)
     if r.random() < 0.3:
         made = damaged(made, r)
@@ -223,8 +217,6 @@ def make_frame(r: random.Random, txns: list[str], codes: list[int]) -> tuple[int
 
 # -- the codec ---------------------------------------------------------------------------------------------------------
 
-Decode = Callable[[frames.Operation, bytes], codec.Values]
-
 
 def lenient(operation: frames.Operation, data: bytes) -> codec.Values:
     """The planted fault: the layouts in turn, whatever follows their last field."""
@@ -236,13 +228,27 @@ def lenient(operation: frames.Operation, data: bytes) -> codec.Values:
     raise codec.Malformed("none fits")
 
 
-class Target:
+class Codec(Target):
     """Runs frames through codec and kernel and counts what came of them."""
 
-    def __init__(self, decode: Decode) -> None:
-        self.decode = decode
-        self.counts: Counter[str] = Counter()
+    def __init__(self, counts: Counter[str], sabotaged: bool) -> None:
+        super().__init__(counts, sabotaged)
+        self.decode = lenient if sabotaged else codec.decode_request
         self.slowest = (0.0, "")
+
+    def read(self, r: random.Random, number: int) -> int:
+        made = [make_frame(r, []) for _ in range(FRAMES_PER_READ)]
+        for code, flags, data in made:
+            self.request(code, flags, data)
+        self.answer(r)
+        read = b"".join(flymq.frame(code, data, flags) for code, flags, data in made)
+        if r.random() < 0.2:
+            read = damaged(read, r)
+        self.split(read, cuts(r, len(read), 4), number % TWINS_EVERY_READS == 0)
+        return len(made)
+
+    def notes(self) -> str:
+        return f"slowest {self.slowest[1]} {self.slowest[0] * 1000:.1f} ms"
 
     def request(self, code: int, flags: int, data: bytes) -> None:
         operation = frames.OPERATIONS.get(code)
@@ -292,19 +298,19 @@ class Target:
         if codec.layout(text).encode(found) != data:
             raise BrokenError(f"the answer of {operation.name} does not encode to the same bytes")
 
-    def split(self, data: bytes, cuts: list[int], twins: bool) -> None:
+    def split(self, data: bytes, at: list[int], twins: bool) -> None:
         whole, end = self.walk(kernel, data, [])
-        parts = self.walk(kernel, data, cuts)
+        parts = self.walk(kernel, data, at)
         if (whole, end) != parts:
-            raise BrokenError(f"cutting the read at {cuts} changed what came out of it")
+            raise BrokenError(f"cutting the read at {at} changed what came out of it")
         if twins and self.walk(pure, data, []) != (whole, end):
             raise BrokenError("fly_split and its pure twin differ")
 
-    def walk(self, twin: Any, data: bytes, cuts: list[int]) -> tuple[list[Any], tuple[int, int]]:
+    def walk(self, twin: Any, data: bytes, ends: list[int]) -> tuple[list[Any], tuple[int, int]]:
         """Every record and every other frame, in an order that cuts do not change; where it ended and why."""
         seen: list[Any] = []
         position = fatal = 0
-        for cut in [*cuts, len(data)]:
+        for cut in [*ends, len(data)]:
             while not fatal:
                 items, end, fatal, unknown = twin.fly_split(data[:cut], position, MAX_FRAME_BYTES, KNOWN, b"o", 1)
                 if not position <= end <= cut:
@@ -332,36 +338,36 @@ class Target:
         return out
 
 
-def run_codec(target: Target, count: int, seed: int) -> int:
-    codes = sorted(frames.OPERATIONS)
-    done = number = 0
-    while done < count:
-        r = random.Random(seed * 1_000_003 + number)
-        made = [make_frame(r, [], codes) for _ in range(FRAMES_PER_READ)]
-        try:
-            for code, flags, data in made:
-                target.request(code, flags, data)
-            target.answer(r)
-            read = b"".join(raw(code, data, flags) for code, flags, data in made)
-            if r.random() < 0.2:
-                read = damaged(read, r)
-            cuts = sorted(r.randrange(len(read) + 1) for _ in range(r.randrange(4)))
-            target.split(read, cuts, number % TWINS_EVERY_READS == 0)
-        except BrokenError as error:
-            raise BrokenError(f"read {number} of seed {seed}: {error}") from error
-        done += len(made)
-        number += 1
-    return done
-
-
 # -- live --------------------------------------------------------------------------------------------------------------
 
 
-class Live:
+def cheaply() -> None:
+    """Hashes that cost nothing: what they cost is not what is fuzzed; and a disk that fits into memory."""
+    for module, name, value in (
+        (passwords, "HASH_MEMORY_KIB", 8),
+        (passwords, "HASH_PASSES", 1),
+        (users, "NOBODY_HASH", cheap_hash("nobody")),
+        (limits, "PARTITIONS_MAX", 8),
+    ):
+        setattr(module, name, value)
+
+
+def sabotage() -> None:
+    """The planted fault."""
+    encode = codec.answer_pieces
+
+    def forgetful(operation: frames.Operation, *rest: Any) -> bytes | list[bytes]:
+        return b"" if operation.code == frames.METADATA else encode(operation, *rest)
+
+    setattr(codec, "answer_pieces", forgetful)  # noqa: B010
+
+
+class Live(Target):
     """Clients of one broker; a connection that was closed is replaced, the broker every so often."""
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self.counts = counts
+    def __init__(self, counts: Counter[str], sabotaged: bool) -> None:
+        super().__init__(counts, sabotaged)
+        cheaply()
         self.txns: list[str] = []
         policy = TopicPolicy([TopicRule("many", partitions=3), TopicRule("*")], topics_max=30)
         people = {"root": ("admin",), "admin": ("admin",), "bruno": ("producer", "consumer"), "guste": ("guest",)}
@@ -372,36 +378,39 @@ class Live:
         root.ask("REGISTER_SCHEMA", name="s", type="json", schema=b'{"type": "integer"}')
         root.ask("DEAD_LETTER", topic="t", partition=0, offset=0, error="x")
         root.ask("COMMIT", topic="t", group="g", partition=0, offset=1)
+        if sabotaged:
+            sabotage()
 
     def client(self, number: int) -> Client:
         user = ("root", "root", "root", "bruno", "guste")[number]
         return Client(self.sim, user, "sdk" if number % 2 else "document")
 
-    def run(self, r: random.Random, number: int, codes: list[int]) -> int:
+    def read(self, r: random.Random, number: int) -> int:
         at = r.randrange(len(self.clients))
         client = self.clients[at]
-        made = [make_frame(r, self.txns, codes) for _ in range(FRAMES_PER_READ)]
-        data = b"".join(raw(code, payload_, flags) for code, flags, payload_ in made)
+        made = [make_frame(r, self.txns) for _ in range(FRAMES_PER_READ)]
+        data = b"".join(flymq.frame(code, payload_, flags) for code, flags, payload_ in made)
         broken = r.random() < 0.03
         if broken:
             data = damaged(data, r)
-        cuts = [r.choice((1, 8, 50, 500)) for _ in range(r.randrange(6))]
-        try:
-            client.peer.feed(data, cuts)
-            self.sim.scheduler.run_until_idle()
-            for _ in range(FRAMES_PER_READ):
-                if not client.peer.session.holding:
-                    break
-                self.sim.advance(HOLD_US, HOLD_US // 4)
-            replies = parse(client.peer.take())
-        except Exception as error:
-            raise BrokenError(f"the session raised {type(error).__name__}: {error}") from error
+        pieces = [r.choice((1, 8, 50, 500)) for _ in range(r.randrange(6))]
+        replies = guarded("the session", lambda: self.exchange(client, data, pieces), ())
         self.judge(client, at, replies, broken)
         if number % PROBE_EVERY_READS == 0:
             self.probe()
         return len(made)
 
-    def judge(self, client: Client, at: int, replies: list[Any], broken: bool) -> None:
+    def exchange(self, client: Client, data: bytes, pieces: list[int]) -> list[flymq.Frame]:
+        """All replies; a FETCH that waits is waited for."""
+        client.peer.feed(data, pieces)
+        self.sim.scheduler.run_until_idle()
+        for _ in range(FRAMES_PER_READ):
+            if not client.peer.session.holding:
+                break
+            self.sim.advance(HOLD_US, HOLD_US // 4)
+        return flymq.frames_of(client.peer.take())
+
+    def judge(self, client: Client, at: int, replies: list[flymq.Frame], broken: bool) -> None:
         for reply in replies:
             self.counts["refused" if reply.code == frames.ERROR else "answered"] += 1
             if reply.code == frames.TXN_BEGIN:
@@ -424,55 +433,7 @@ class Live:
         probe.close()
 
 
-def run_live(count: int, seed: int, counts: Counter[str]) -> int:
-    for module, name, value in (
-        (passwords, "HASH_MEMORY_KIB", 8),
-        (passwords, "HASH_PASSES", 1),
-        (users, "NOBODY_HASH", cheap_hash("nobody")),
-        (limits, "PARTITIONS_MAX", 8),  # the simulated disk is memory
-    ):
-        setattr(module, name, value)  # hashes that cost nothing: what they cost is not what is fuzzed
-    codes = sorted(frames.OPERATIONS)
-    done = number = 0
-    live = Live(counts)
-    while done < count:
-        r = random.Random(seed * 1_000_003 + number)
-        try:
-            done += live.run(r, number, codes)
-        except BrokenError as error:
-            raise BrokenError(f"live read {number} of seed {seed}: {error}") from error
-        number += 1
-        if number % (NEW_BROKER_EVERY_FRAMES // FRAMES_PER_READ) == 0:
-            live = Live(counts)
-            gc.collect()  # the disk of the one before: some hundred MiB of simulated journal
-    return done
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz FlyMQ: the codec, the kernel's splitter, and sessions.")
-    parser.add_argument("--frames", type=int, default=100_000, help="through codec and kernel")
-    parser.add_argument("--live", type=int, default=10_000, help="through sessions")
-    parser.add_argument("--seed", type=int, default=time.time_ns() & 0xFFFFFFFF)
-    parser.add_argument("--sabotage", action="store_true", help="plant a fault that must be caught")
-    options = parser.parse_args()
-    print(f"seed {options.seed}, twin {'native' if kernel.NATIVE else 'pure'}, {options.frames} + {options.live} live")
-    target = Target(lenient if options.sabotage else partial(codec.decode_request))
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        done = run_codec(target, options.frames, options.seed)
-        middle = time.perf_counter()
-        live = run_live(options.live, options.seed, target.counts)
-    except BrokenError as error:
-        print(f"BROKEN: {error}")
-        print("verdict: planted fault caught" if options.sabotage else "verdict: an invariant does not hold")
-        return 0 if options.sabotage else 1
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-    print(f"{done} frames in {middle - start:.1f} s, {live} live in {time.perf_counter() - middle:.1f} s")
-    print(", ".join(f"{name}: {count}" for name, count in sorted(target.counts.items())))
-    print(f"slowest {target.slowest[1]} {target.slowest[0] * 1000:.1f} ms, {grown} MiB more at most")
-    print("verdict: PLANTED FAULT MISSED" if options.sabotage else "verdict: all invariants held")
-    return 1 if options.sabotage else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FUZZER = Fuzzer(
+    Half(Codec, "bytes behind a payload's last field are ignored"),
+    Half(Live, "METADATA is not answered", NEW_BROKER_EVERY_FRAMES),
+)

@@ -1,24 +1,17 @@
-"""Invariants: only ValueError; consumed within bounds; every chunking gives the same items; native == pure on a sample.
+"""BlipMQ: the codec and the batch readers of the kernel.
 
-A structure-aware fuzz target for blip_split, blip_received, check, layout and rows. `python fuzz/blip_codec.py --frames N
---seed S` runs N frames from a printed seed and ends with a verdict and an exit code (0 held, 1 broken). `--sabotage`
-plants a fault (length 8 is taken as valid) in front of the codec, which must be caught: it ends with 0 only if it was.
-`--atheris` lets atheris choose the input, where it is installed. It fuzzes the codec only, no session and no socket.
+Invariants: only ValueError; consumed is whole frames; every chunking gives the same items; native == pure on a sample.
+The planted fault: a frame whose length field says 8 is skipped as if it were a PING.
 """
 
-import argparse
-import importlib
 import random
 import struct
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from fuzz.driver import BrokenError, Fuzzer, Half, Target, cuts, guarded, mutated
 
 from quintet import kernel
 from quintet.kernel import pure
@@ -36,10 +29,6 @@ FATALS = {"blip_split": (0, 1, 2, 3), "blip_received": (0, 1, 2, 3, 4)}
 Split = Callable[[bytes, int, int], tuple[list[Any], int, int]]
 
 
-class BrokenError(Exception):
-    """An invariant does not hold."""
-
-
 def splitter(twin: ModuleType) -> Split:
     def split(data: bytes, start: int, version: int) -> tuple[list[Any], int, int]:
         items, consumed, fatal = twin.blip_split(data, start, version, MAX_FRAME_BYTES, b"o", NOW)
@@ -48,7 +37,7 @@ def splitter(twin: ModuleType) -> Split:
     return split
 
 
-def sabotaged(split: Split) -> Split:
+def skipping(split: Split) -> Split:
     """The planted fault: a frame whose length field says 8 is skipped as if it were a PING."""
 
     def wrong(data: bytes, start: int, version: int) -> tuple[list[Any], int, int]:
@@ -58,18 +47,6 @@ def sabotaged(split: Split) -> Split:
         return items, consumed, fatal
 
     return wrong
-
-
-def guarded(name: str, call: Callable[[], Any]) -> Any:
-    """The result of a call, or None if it refused with ValueError; anything else breaks the first invariant."""
-    try:
-        return call()
-    except ValueError:
-        return None
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise BrokenError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def frames_in(data: bytes, end: int) -> int:
@@ -133,15 +110,30 @@ def in_chunks(split: Split, data: bytes, version: int, cuts: list[int]) -> tuple
     return items, position, fatal
 
 
-class Target:
+class Codec(Target):
     """Runs inputs through the codec and counts what came of them."""
 
-    def __init__(self, twin: ModuleType, split: Split) -> None:
-        self.twin = twin
-        self.split = split
-        self.counts: Counter[str] = Counter()
+    def __init__(self, counts: Counter[str], sabotaged: bool) -> None:
+        super().__init__(counts, sabotaged)
+        self.split = skipping(splitter(kernel)) if sabotaged else splitter(kernel)
 
-    def read(self, data: bytes, version: int, r: random.Random) -> int:
+    def read(self, r: random.Random, number: int) -> int:
+        data, version = make_read(r, r.randrange(1, FRAMES_PER_READ)), r.choice((1, 2))
+        done = self.requests(data, version, r)
+        self.received(data)
+        if number % BATCH_EVERY_READS == 0:
+            self.batch(make_batch(r), r)
+        if number % SAMPLE_EVERY_READS == 0:
+            self.twins_agree(data, version)
+        return done
+
+    def raw(self, data: bytes, r: random.Random) -> None:
+        self.requests(data, 1 + len(data) % 2, r)
+        self.received(data)
+        self.batch(data, r)
+        self.twins_agree(data, 1)
+
+    def requests(self, data: bytes, version: int, r: random.Random) -> int:
         """Frames the codec took or refused."""
         result = guarded("blip_split", lambda: self.split(data, 0, version))
         if result is None:
@@ -153,15 +145,15 @@ class Target:
         for item in items:
             self.counts[f"item {item[0]}" if item[0] else f"error {item[2]}"] += 1
         self.counts[f"fatal {fatal}"] += 1
-        cuts = sorted(r.randrange(len(data) + 1) for _ in range(r.randrange(MAX_CHUNKS)))
+        at = cuts(r, len(data), MAX_CHUNKS)
         whole = in_chunks(self.split, data, version, [])
-        parts = in_chunks(self.split, data, version, cuts)
-        if whole[1:] != parts[1:] or flat(self.twin, whole[0]) != flat(self.twin, parts[0]):
-            raise BrokenError(f"cutting the read at {cuts} changed what came out of it")
+        parts = in_chunks(self.split, data, version, at)
+        if whole[1:] != parts[1:] or flat(kernel, whole[0]) != flat(kernel, parts[0]):
+            raise BrokenError(f"cutting the read at {at} changed what came out of it")
         return frames_in(data, whole[1]) + (whole[2] > 0)
 
     def received(self, data: bytes) -> None:
-        result = guarded("blip_received", lambda: self.twin.blip_received(data, 0, MAX_FRAME_BYTES))
+        result = guarded("blip_received", lambda: kernel.blip_received(data, 0, MAX_FRAME_BYTES))
         if result is None:
             raise BrokenError("blip_received refused a read with good arguments")
         _, consumed, fatal = result
@@ -170,16 +162,16 @@ class Target:
         frames_in(data, consumed)
 
     def batch(self, data: bytes, r: random.Random) -> None:
-        length = guarded("check", lambda: self.twin.check(data, 0, SEED_CRC))
+        length = guarded("check", lambda: kernel.check(data, 0, SEED_CRC))
         if length is None or not -4 <= length <= len(data):
             raise BrokenError(f"check said {length} of {len(data)} bytes")
         self.counts["batch sound" if length > 0 else f"batch {length}"] += 1
-        where = guarded("layout", lambda: self.twin.layout(data))
+        where = guarded("layout", lambda: kernel.layout(data))
         if where is not None and (where[-1] > len(data) or any(not 0 <= at <= where[-1] for at in where[:10])):
             raise BrokenError("layout points outside the batch")
         count = struct.unpack_from("<I", data, 24)[0] if len(data) >= 28 else 0
         last = count if length > 0 else r.randrange(10)
-        rows = guarded("rows", lambda: self.twin.rows(data, 0, last))
+        rows = guarded("rows", lambda: kernel.rows(data, 0, last))
         if length > 0 and (where is None or rows is None):
             raise BrokenError("check calls a batch sound that layout or rows refuse")
 
@@ -188,7 +180,7 @@ class Target:
         if self.split(data, 0, version) != splitter(pure)(data, 0, version):
             raise BrokenError("blip_split and its pure twin differ")
         for name, args in (("blip_received", (data, 0, MAX_FRAME_BYTES)), ("check", (data, 0, SEED_CRC))):
-            if getattr(self.twin, name)(*args) != getattr(pure, name)(*args):
+            if getattr(kernel, name)(*args) != getattr(pure, name)(*args):
                 raise BrokenError(f"{name} and its pure twin differ")
 
 
@@ -197,7 +189,7 @@ def make_batch(r: random.Random) -> bytes:
     kernel.seal(batch, r.randrange(1 << 40), 5, SEED_CRC)
     if r.random() < 0.3:
         return bytes(batch)
-    wrong = bytearray(generate.mutated(r, bytes(batch)))
+    wrong = bytearray(mutated(r, bytes(batch)))
     if len(wrong) >= 12 and r.random() < 0.8:
         (length,) = struct.unpack_from("<I", wrong, 8)
         struct.pack_into("<I", wrong, 4, pure.crc32c(bytes(wrong[8:length]), SEED_CRC))
@@ -211,72 +203,7 @@ def make_read(r: random.Random, count: int) -> bytes:
         near = r.choice((0, 8, 8, 9, MAX_FRAME_BYTES, MAX_FRAME_BYTES + 1, (1 << 32) - 1))
         frames.insert(r.randrange(count + 1), struct.pack(">IB", near, r.randrange(1, 10)) + r.randbytes(8))
     data = b"".join(frames)
-    return generate.mutated(r, data) if r.random() < 0.4 else data
+    return mutated(r, data) if r.random() < 0.4 else data
 
 
-def run(target: Target, frames: int, seed: int) -> int:
-    """Frames that were run; BrokenError says with which read it broke."""
-    done = number = 0
-    while done < frames:
-        r = random.Random(seed * 1_000_003 + number)
-        data, version = make_read(r, r.randrange(1, FRAMES_PER_READ)), r.choice((1, 2))
-        try:
-            done += target.read(data, version, r)
-            target.received(data)
-            if number % BATCH_EVERY_READS == 0:
-                target.batch(make_batch(r), r)
-            if number % SAMPLE_EVERY_READS == 0:
-                target.twins_agree(data, version)
-        except BrokenError as error:
-            raise BrokenError(f"read {number} of seed {seed}: {error}") from error
-        number += 1
-    target.counts["reads"] = number
-    return done
-
-
-def run_atheris(target: Target) -> None:
-    try:
-        atheris = importlib.import_module("atheris")
-    except ImportError:
-        sys.exit("atheris is not installed: install it, or leave out --atheris for the seeded run")
-
-    def one(data: bytes) -> None:
-        r = random.Random(len(data))
-        target.read(data, 1 + len(data) % 2, r)
-        target.received(data)
-        target.batch(data, r)
-        target.twins_agree(data, 1)
-
-    atheris.Setup([sys.argv[0]], one)
-    atheris.Fuzz()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz the BlipMQ codec and the batch readers of the kernel.")
-    parser.add_argument("--frames", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=time.time_ns() & 0xFFFFFFFF)
-    parser.add_argument("--sabotage", action="store_true", help="plant a fault that must be caught")
-    parser.add_argument("--atheris", action="store_true", help="let atheris choose the input")
-    options = parser.parse_args()
-    twin: ModuleType = kernel
-    split = splitter(twin)
-    target = Target(twin, sabotaged(split) if options.sabotage else split)
-    print(f"seed {options.seed}, twin {'native' if kernel.NATIVE else 'pure'}, frames {options.frames}")
-    if options.atheris:
-        run_atheris(target)
-        return 0
-    start = time.perf_counter()
-    try:
-        done = run(target, options.frames, options.seed)
-    except BrokenError as error:
-        print(f"BROKEN: {error}")
-        print("verdict: planted fault caught" if options.sabotage else "verdict: an invariant does not hold")
-        return 0 if options.sabotage else 1
-    print(f"{done} frames in {time.perf_counter() - start:.1f} s")
-    print(", ".join(f"{name}: {count}" for name, count in sorted(target.counts.items())))
-    print("verdict: PLANTED FAULT MISSED" if options.sabotage else "verdict: all invariants held")
-    return 1 if options.sabotage else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FUZZER = Fuzzer(Half(Codec, "length 8 is taken as valid"))

@@ -1,33 +1,28 @@
-"""Invariants: only ProtocolError; what is taken reads the same to everybody; nothing twice, nothing for another; it stays usable.
+"""peerbus: the codec, and live sessions by lines and by WebSocket on a broker with a simulated disk.
 
-A structure-aware fuzz target for peerbus. Objects are made member by member, then spelled otherwise or damaged: members
-twice, missing, unknown or of another type, escapes, blanks, deep bodies, wrong bytes. `python fuzz/peer_codec.py --frames N`
-runs N of them through the codec beside a reader of this file (Python's json, every pair looked at). `--live N` runs N through
-sessions of a broker on a simulated disk, by lines and by WebSocket in pieces: a model of the mailboxes says what each peer must
-get, what it settles, what is a replay, and who owns a name, over reconnects, takeovers and restarts, too. A tenth as many
-WebSocket connections get damaged bytes: each must end with a reason or be served. Ends with a verdict and an exit code (0 held, 1
-broken). `--sabotage` plants a fault (a member twice is passed over), `--sabotage live` another (replays are not remembered).
+Objects are made member by member, then spelled otherwise or damaged: members twice, missing, unknown or of another type,
+escapes, blanks, deep bodies, wrong bytes.
+
+Codec: only ProtocolError; what is taken reads the same to everybody, as a reader of this file sees (Python's json, every pair
+looked at). The planted fault: of a member that is there twice, the last one counts.
+
+Live: nothing twice, nothing for another; it stays usable. A model of the mailboxes says what each peer must get, what it settles,
+what is a replay, and who owns a name, over reconnects, takeovers and restarts, too. Every tenth frame a WebSocket connection
+with damaged bytes must end with a reason or be served. The planted fault: replays are not remembered.
 """
 
-import argparse
 import asyncio
-import gc
 import hmac
 import json
 import random
-import resource
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from fuzz.driver import BrokenError, Fuzzer, Half, Target, mutated
 
-from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.seen_ids import Seen
 from quintet.broker.sections import PeerSection
@@ -38,24 +33,20 @@ from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.peerbus import codec, mapping
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
-from tests.crash import peer_wire
-from tests.kernel import generate, ws_frames
+from tests.kernel import generate
+from tests.wire import peerbus, websocket
+from tests.wire.peerbus import MEMBERS
 
 FRAMES_PER_READ = 15
 NEW_BROKER_EVERY_FRAMES = 10_000
 RESTART_EVERY_READS = 97
 SECRET = b"0123456789abcdef0123456789abcdef"
 WINDOW_US = 600_000_000
-GROWTH_MAX_MIB = 1024  # of the process in a whole run: the disk of one broker is memory here
-MEMBERS = ("protocol_version", "id", "from", "to", "ts", "source", "kind", "body", "hmac")
 KNOWN = (*MEMBERS, "type", "token", "name")
 CONTROL = ("register", "ack", "peers", "deliver")
 OWNERS = {"alice": "dev", "bob": "dev", "dörte": "dev", "eve": "eve"}
 BY_SOCKET = ("bob", "eve")
-UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: AAECAwQFBgcICQoLDA0ODw==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
+UPGRADE = websocket.upgrade("h")
 SOCKETS_SHARE = 10  # of frames: one connection with damaged bytes for so many
 PATIENCE_US = 20_000_000  # longer than any deadline of a connection
 TOKENS = {"dev": "dev-key", "eve": "eve-key"}
@@ -65,10 +56,6 @@ BODIES = (
     '{"a":{"a":[1,2,{"b":null}]}}', "[" * 100 + "]" * 100, "[" * 200 + "]" * 200, '"\u2028é"', "true",
 )  # fmt: skip
 DEEP = 125  # from here on it is the broker's own limit that decides, not a reader's opinion
-
-
-class BrokenError(Exception):
-    """An invariant does not hold."""
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -85,7 +72,7 @@ def make_envelope(r: random.Random, sender: str, now: int) -> bytes:
     said = sender if r.random() < 0.97 else r.choice(tuple(OWNERS))
     ts = envelope.rfc3339(now) if r.random() < 0.95 else r.choice(("", "x", "2001-01-01T00:00:00Z", text_of(r)))
     secret = SECRET if r.random() < 0.9 else r.choice((b"", b"another secret, also 32 bytes long"))
-    made = peer_wire.envelope(id, said, to, r.choice(BODIES), secret, ts)
+    made = peerbus.envelope(id, said, to, r.choice(BODIES), secret, ts)
     return made if r.random() < 0.8 else respelled(r, made)
 
 
@@ -118,13 +105,13 @@ def make_frame(r: random.Random, sender: str, keys: list[str], now: int) -> byte
     if kind < 0.55:
         made = make_envelope(r, sender, now)
     elif kind < 0.85:
-        made = peer_wire.control("ack", id=r.choice(keys) if keys and r.random() < 0.8 else f"m{r.randrange(4000)}")
+        made = peerbus.control("ack", id=r.choice(keys) if keys and r.random() < 0.8 else f"m{r.randrange(4000)}")
     elif kind < 0.92:
-        made = peer_wire.control("peers")
+        made = peerbus.control("peers")
     else:
-        made = peer_wire.control(r.choice(CONTROL), **{r.choice(KNOWN): text_of(r), "name": r.choice(tuple(OWNERS))})
+        made = peerbus.control(r.choice(CONTROL), **{r.choice(KNOWN): text_of(r), "name": r.choice(tuple(OWNERS))})
     if r.random() < 0.1:
-        made = generate.mutated(r, made).replace(b"\n", b" ")
+        made = mutated(r, made).replace(b"\n", b" ")
     return made
 
 
@@ -181,7 +168,7 @@ class Read:
     sure: bool
 
 
-def read(data: bytes) -> Read | None:
+def read_object(data: bytes) -> Read | None:
     """None: not one JSON object whose members have the right types."""
     try:
         members = members_of(data.decode())
@@ -202,7 +189,7 @@ def read(data: bytes) -> Read | None:
 
 def deep(text: str) -> int:
     most = now = 0
-    for letter in peer_wire._STRINGS.sub("", text):
+    for letter in peerbus.STRINGS.sub("", text):
         now += (letter in "[{") - (letter in "]}")
         most = max(most, now)
     return most
@@ -220,13 +207,22 @@ def lenient(frame: codec.Frame, data: bytes) -> None:
             raise
 
 
-class Target:
+class Codec(Target):
     """Runs objects through the codec and counts what came of them."""
 
-    def __init__(self, check: Callable[[codec.Frame, bytes], None] = codec.check_envelope) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, counts: Counter[str], sabotaged: bool) -> None:
+        super().__init__(counts, sabotaged)
         self.slowest = 0.0
-        self._check = check
+        self._check = lenient if sabotaged else codec.check_envelope
+
+    def read(self, r: random.Random, number: int) -> int:
+        self.frame(make_frame(r, "alice", [], 1_700_000_000_000_000))
+        if number % 10 == 0:
+            self.body(mutated(r, r.choice(BODIES).encode()) if r.random() < 0.7 else generate.blob(r))
+        return 1
+
+    def notes(self) -> str:
+        return f"slowest {self.slowest * 1000:.1f} ms"
 
     def frame(self, data: bytes) -> None:
         start = time.perf_counter()
@@ -240,7 +236,7 @@ class Target:
         except Exception as error:
             raise BrokenError(f"the codec raised {type(error).__name__}: {error} for {data[:300]!r}") from error
         self.slowest = max(self.slowest, time.perf_counter() - start)
-        known = read(data)
+        known = read_object(data)
         if found is not None and known is None:
             raise BrokenError(f"the codec reads what is no object: {data[:300]!r}")
         if taken is None:
@@ -272,7 +268,7 @@ class Target:
         except Exception as error:
             raise BrokenError(f"a foreign value raised {type(error).__name__}: {error} for {data[:300]!r}") from error
         made = envelope.sign(SECRET, id="q:0:7", sender="blipmq:x", to="bob", ts="", body=body)
-        known = read(made)
+        known = read_object(made)
         if known is None or not known.plain or not genuine(known):
             raise BrokenError(f"the envelope made of {data[:100]!r} is none: {made[:300]!r}")
 
@@ -280,25 +276,27 @@ class Target:
 def genuine(known: Read) -> bool:
     fields = {name: str(known.values.get(name, "")) for name in MEMBERS if name != "body"}
     try:
-        signed = peer_wire.canonical(fields, known.raws.get("body", "null"))
+        signed = peerbus.canonical(fields, known.raws.get("body", "null"))
     except UnicodeEncodeError:  # half of a pair: no UTF-8 can say it
         return False
     return hmac.digest(SECRET, signed, "sha256").hex() == fields["hmac"]
 
 
-def run_codec(target: Target, count: int, seed: int) -> int:
-    for number in range(count):
-        r = random.Random(seed * 1_000_003 + number)
-        try:
-            target.frame(make_frame(r, "alice", [], 1_700_000_000_000_000))
-            if number % 10 == 0:
-                target.body(generate.mutated(r, r.choice(BODIES).encode()) if r.random() < 0.7 else generate.blob(r))
-        except BrokenError as error:
-            raise BrokenError(f"frame {number} of seed {seed}: {error}") from error
-    return count
-
-
 # -- WebSocket ---------------------------------------------------------------------------------------------------------
+
+
+def pieces(r: random.Random, data: bytes) -> bytes:
+    """A text message in some frames, perhaps with pings, pongs and a binary message around and between them."""
+    cuts = sorted(r.randrange(len(data) + 1) for _ in range(r.choice((0, 0, 0, 1, 3))))
+    parts = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    out = b""
+    for number, part in enumerate(parts):
+        if r.random() < 0.05:
+            ping = r.randbytes(r.choice((0, 5, 125)))
+            out += websocket.frame(ping, r.choice((websocket.PING, websocket.PONG)), mask=r.randbytes(4))
+        kind = websocket.PIECE if number else websocket.TEXT
+        out += websocket.frame(part, kind, number == len(parts) - 1, r.randbytes(4))
+    return out + (websocket.frame(b"binary", websocket.BINARY) if r.random() < 0.02 else b"")
 
 
 class Socket(Peer):
@@ -327,17 +325,17 @@ def damaged_socket(sim: SimBroker, r: random.Random, counts: Counter[str]) -> No
     peer = Socket(sim)
     name = f"guest{r.randrange(20)}"
     made = [make_frame(r, name, [], sim.scheduler.now()) for _ in range(r.randrange(8))]
-    register = peer_wire.control("register", token=TOKENS["dev"], name=name)
-    body = ws_frames.pieces(r, register) + b"".join(ws_frames.pieces(r, one) for one in made)
+    register = peerbus.control("register", token=TOKENS["dev"], name=name)
+    body = pieces(r, register) + b"".join(pieces(r, one) for one in made)
     data = (
-        generate.mutated(r, UPGRADE) + body
-        if r.random() < 0.2
-        else UPGRADE + (generate.mutated(r, body) if r.random() < 0.7 else body)
+        mutated(r, UPGRADE) + body if r.random() < 0.2 else UPGRADE + (mutated(r, body) if r.random() < 0.7 else body)
     )
     try:
         said = peer.exchange(data, [r.choice((1, 7, 50, 500)) for _ in range(r.randrange(8))])
         if r.random() < 0.2:
-            said += peer.exchange(ws_frames.piece(r, 8, True, r.choice((b"", b"\x03", b"\x03\xe8", b"\x03\xe8\xff"))))
+            said += peer.exchange(
+                websocket.frame(r.choice((b"", b"\x03", b"\x03\xe8", b"\x03\xe8\xff")), websocket.CLOSE)
+            )
         registered = peer.session.principal_name is not None
         sim.scheduler.advance(PATIENCE_US)
         peer.session.tick(sim.scheduler.monotonic())
@@ -351,7 +349,7 @@ def damaged_socket(sim: SimBroker, r: random.Random, counts: Counter[str]) -> No
     if not opened and not head.startswith(b"HTTP/1.1 4"):
         raise BrokenError(f"neither an upgrade nor a refusal: {said[:200]!r}")
     try:
-        kinds = [kind for kind, _ in ws_frames.unframed(rest)] if opened else []
+        kinds = [kind for kind, _ in websocket.frames_of(rest)] if opened else []
     except ValueError as error:
         raise BrokenError(str(error)) from None
     if not registered and peer.session.closing is None and not (opened and 8 in kinds):
@@ -390,11 +388,19 @@ def is_text(data: bytes) -> bool:
     return True
 
 
-class Live:
-    """Peers of one broker, and the model of their mailboxes."""
+class Live(Target):
+    """Peers of one broker, and the model of their mailboxes; and a broker that gets damaged connections."""
 
-    def __init__(self, counts: Counter[str], r: random.Random) -> None:
-        self.counts = counts
+    sim: SimBroker
+
+    def __init__(self, counts: Counter[str], sabotaged: bool) -> None:
+        super().__init__(counts, sabotaged)
+        if sabotaged:
+            Seen.add = lambda self, key, monotonic: True  # type: ignore[method-assign]
+        self.damaged, self.frames, self.sockets = SimBroker(keys=TOKENS), 0, 0
+        self.peers: dict[str, Peer] = {}
+
+    def begin(self, r: random.Random) -> None:
         self.verify = r.random() < 0.5
         options = BrokerOptions(
             topics=TopicPolicy([TopicRule("*")], topics_max=100),
@@ -405,7 +411,6 @@ class Live:
         self.seen: set[tuple[str, str]] = set()
         self.doubtful: set[tuple[str, str]] = set()  # ids whose first envelope may or may not have been taken
         self.lost: set[tuple[str, str]] = set()  # ids that were used when a mailbox was deleted
-        self.peers: dict[str, Peer] = {}
         for name in OWNERS:
             self.connect(name)
 
@@ -421,11 +426,9 @@ class Live:
         """Register; whoever had the name is dropped, and all that was not settled comes again."""
         before = self.peers.get(name)
         peer = self.peers[name] = self.open(name)
-        register = peer_wire.control("register", token=TOKENS[OWNERS[name]], name=name)
+        register = peerbus.control("register", token=TOKENS[OWNERS[name]], name=name)
         by_socket = isinstance(peer, Socket)
-        said = self.lines(
-            peer, peer.exchange(ws_frames.pieces(random.Random(0), register) if by_socket else register + b"\n")
-        )
+        said = self.lines(peer, peer.exchange(pieces(random.Random(0), register) if by_socket else register + b"\n"))
         if not said or said[0].get("type") != "peers" or name not in said[0]["names"]:
             raise BrokenError(f"{name} could not register: {peer.session.closing} {said}")
         if before is not None:
@@ -438,7 +441,7 @@ class Live:
     def lines(peer: Peer, data: bytes) -> list[dict[str, Any]]:
         """The objects in what this peer was sent."""
         if isinstance(peer, Socket):
-            frames = ws_frames.unframed(data)
+            frames = websocket.frames_of(data)
             if any(kind == 8 for kind, _ in frames):
                 raise BrokenError(f"a registered peer was closed: {frames[-1]}")
             data = b"".join(payload + b"\n" for kind, payload in frames if kind == 1)
@@ -455,7 +458,16 @@ class Live:
             found.append(one)
         return found
 
-    def run(self, r: random.Random, number: int) -> int:
+    def read(self, r: random.Random, number: int) -> int:
+        if not self.frames:
+            self.begin(r)
+        self.frames += (done := self.exchange(r, number))
+        while self.sockets < self.frames // SOCKETS_SHARE:
+            self.sockets += 1
+            damaged_socket(self.damaged, r, self.counts)
+        return done
+
+    def exchange(self, r: random.Random, number: int) -> int:
         name = r.choice(tuple(OWNERS))
         keys = [letter.key for letter in self.boxes[name].letters if letter.told]
         now = self.sim.scheduler.now()
@@ -466,7 +478,7 @@ class Live:
             made = [
                 one for one in made if one.isascii() or is_text(one)
             ]  # other text ends the connection, as it should
-            data = b"".join(ws_frames.pieces(r, one) for one in made)
+            data = b"".join(pieces(r, one) for one in made)
         else:
             data = b"".join(one + r.choice((b"\n", b"\n", b"\r\n", b" \n\n")) for one in made)
             made = [line.strip(b" \t\r") for line in data.split(b"\n")]
@@ -499,7 +511,7 @@ class Live:
 
     def model(self, name: str, line: bytes) -> None:
         """What the broker must make of a line of this peer."""
-        known = read(line)
+        known = read_object(line)
         if known is None or not line:
             return
         kind = known.values.get("type", "")
@@ -582,8 +594,8 @@ class Live:
             token = r.choice(("wrong", "", TOKENS["dev" if OWNERS.get(name) == "eve" else "eve"]))
             if token in TOKENS.values() and OWNERS.get(name) is None:
                 token = "wrong"
-            first = peer_wire.control("register", token=token, name=name)
-        elif (known := read(first)) is not None and known.values.get("type") == "register":
+            first = peerbus.control("register", token=token, name=name)
+        elif (known := read_object(first)) is not None and known.values.get("type") == "register":
             first = b"{}"
         try:
             said = peer.exchange(first + b"\n")
@@ -632,65 +644,7 @@ class Live:
                 self.deliveries(other, self.lines(connected, connected.take()))
 
 
-def run_live(count: int, seed: int, counts: Counter[str]) -> int:
-    done = number = 0
-    live: Live | None = None
-    renew = 0
-    while done < count:
-        r = random.Random(seed * 1_000_003 + number)
-        if live is None or done >= renew:
-            live, renew = Live(counts, r), renew + NEW_BROKER_EVERY_FRAMES
-            gc.collect()  # the disk of the one before
-        try:
-            done += live.run(r, number)
-        except BrokenError as error:
-            raise BrokenError(f"live read {number} of seed {seed}: {error}") from error
-        number += 1
-    return done
-
-
-def run_sockets(count: int, seed: int, counts: Counter[str]) -> None:
-    sim = SimBroker(keys=TOKENS)
-    for number in range(count):
-        if number % (NEW_BROKER_EVERY_FRAMES // SOCKETS_SHARE) == 0:
-            sim = SimBroker(keys=TOKENS)
-            gc.collect()
-        try:
-            damaged_socket(sim, random.Random(seed * 1_000_003 + number), counts)
-        except BrokenError as error:
-            raise BrokenError(f"socket {number} of seed {seed}: {error}") from error
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz peerbus: the codec, and sessions.")
-    parser.add_argument("--frames", type=int, default=100_000, help="through the codec")
-    parser.add_argument("--live", type=int, default=10_000, help="through sessions")
-    parser.add_argument("--seed", type=int, default=time.time_ns() & 0xFFFFFFFF)
-    parser.add_argument("--sabotage", nargs="?", const="codec", choices=("codec", "live"), help="plant a fault")
-    options = parser.parse_args()
-    print(f"seed {options.seed}, twin {'native' if kernel.NATIVE else 'pure'}, {options.frames} + {options.live} live")
-    target = Target(lenient if options.sabotage == "codec" else codec.check_envelope)
-    if options.sabotage == "live":
-        Seen.add = lambda self, key, monotonic: True  # type: ignore[method-assign]
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        done = run_codec(target, options.frames, options.seed)
-        middle = time.perf_counter()
-        live = run_live(options.live, options.seed, target.counts)
-        run_sockets(options.live // SOCKETS_SHARE, options.seed, target.counts)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-        if grown > GROWTH_MAX_MIB:
-            raise BrokenError(f"the process grew by {grown} MiB")
-    except BrokenError as error:
-        print(f"BROKEN: {error}")
-        print("verdict: planted fault caught" if options.sabotage else "verdict: an invariant does not hold")
-        return 0 if options.sabotage else 1
-    print(f"{done} frames in {middle - start:.1f} s, {live} live in {time.perf_counter() - middle:.1f} s")
-    print(", ".join(f"{name}: {count}" for name, count in sorted(target.counts.items())))
-    print(f"slowest {target.slowest * 1000:.1f} ms, {grown} MiB more at most")
-    print("verdict: PLANTED FAULT MISSED" if options.sabotage else "verdict: all invariants held")
-    return 1 if options.sabotage else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FUZZER = Fuzzer(
+    Half(Codec, "of a member that is there twice, the last one counts"),
+    Half(Live, "replays are not remembered", NEW_BROKER_EVERY_FRAMES),
+)
