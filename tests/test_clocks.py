@@ -106,7 +106,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/log/embedded/compact.py::_last_timed",
         "src/quintet/log/embedded/engine.py::EmbeddedLog._quarantine",
         "src/quintet/log/embedded/engine.py::EmbeddedLog.accept_losses",
-        "src/quintet/log/embedded/partitions/memory.py::MemoryPartition.stage",
+        "src/quintet/log/embedded/partitions/memory.py::MemoryTails.seal",
         "src/quintet/log/embedded/partitions/partition.py::FilePartition.renew_begun",
         "src/quintet/log/embedded/partitions/partition.py::FilePartition._gather",
         "src/quintet/log/embedded/partitions/partition.py::FilePartition.begin_empty",
@@ -166,6 +166,7 @@ SUMS: dict[str, tuple[str, ...]] = {
     "the date in a message, compared with ours": ("src/quintet/broker/doors/peers.py::Peers.admit",),
     "the comparison of the two clocks": (
         "src/quintet/model/clocks.py::since",
+        "src/quintet/kernel/pure_tails.py::Tails._seal",
         "src/quintet/model/clocks.py::following",
         "src/quintet/model/clocks.py::WallClock.__init__",
         "src/quintet/model/clocks.py::WallClock.look",

@@ -62,7 +62,7 @@ pub fn i64_at(d: &[u8], at: usize) -> i64 {
     i64::from_le_bytes(bytes_at(d, at))
 }
 
-fn u16_at(d: &[u8], at: usize) -> u16 {
+pub fn u16_at(d: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes_at(d, at))
 }
 

@@ -24,6 +24,7 @@ pub const MAX_GROUP_RECORDS: usize = 1024 * 1024;
 pub const HELLO: u8 = 1;
 pub const AUTH: u8 = 2;
 pub const PUBLISH: u8 = 3;
+pub const PING: u8 = 7;
 pub const ACK: u8 = 5;
 pub const POLL: u8 = 9;
 pub const DELIVER: u8 = 10;

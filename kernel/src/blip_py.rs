@@ -3,6 +3,7 @@
 //! Only the talking to Python lives here: arguments in, objects out, refusals as ValueError. The interpreter lock is held
 //! throughout; no I/O, no clock, no state.
 
+use crate::tails::{Routes, Tails};
 use crate::{Held, Split, blip, list_of, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -67,6 +68,46 @@ pub fn blip_split<'py>(
     origin: &[u8],
     now: i64,
 ) -> PyResult<Split<'py>> {
+    split(py, &mut Direct { known: None, last: None }, data, start, version, max_frame, origin, now)
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn blip_append<'py>(
+    py: Python<'py>,
+    tails: &Bound<'py, Tails>,
+    routes: &Bound<'py, Routes>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    version: i64,
+    max_frame: i64,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<(Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>)> {
+    let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
+    let mut direct = Direct { known: Some((&mut tails, &routes)), last: None };
+    let (items, end, fatal) = split(py, &mut direct, data, start, version, max_frame, origin, now)?;
+    let last = direct.last.map(|topic| topic.clone_ref(py));
+    Ok((items, end, fatal, last))
+}
+
+/// Where publishes of QoS 0 go whose topics are known: until a frame comes that Python has to act on first.
+struct Direct<'a> {
+    known: Option<(&'a mut Tails, &'a Routes)>,
+    last: Option<&'a Py<PyAny>>,
+}
+
+#[allow(clippy::too_many_arguments)]
+fn split<'py>(
+    py: Python<'py>,
+    direct: &mut Direct<'_>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    version: i64,
+    max_frame: i64,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<Split<'py>> {
     let held = Held::new(data)?;
     let d = held.bytes();
     let (mut pos, max_frame) = frame_bounds(start, max_frame, d.len())?;
@@ -87,12 +128,16 @@ pub fn blip_split<'py>(
         };
         let payload = pos + blip::FRAME_BYTES;
         let cid = blip::u64_be(d, pos + 5);
+        if kind != blip::PUBLISH && kind != blip::PING {
+            direct.known = None; // what comes behind it must not overtake it
+        }
         match kind {
             blip::PUBLISH => {
                 let (window, stop, error) = blip::publishes(d, pos, version, max_frame);
-                append_groups(py, &items, d, &window, origin, now)?;
+                append_groups(py, direct, &items, d, &window, origin, now)?;
                 pos = stop;
                 if error != 0 {
+                    direct.known = None;
                     items.append((0, blip::u64_be(d, pos + 5), error))?;
                     pos += 4 + u32::from_be_bytes([d[pos], d[pos + 1], d[pos + 2], d[pos + 3]]) as usize;
                 }
@@ -125,6 +170,7 @@ pub fn blip_split<'py>(
 
 fn append_groups<'py>(
     py: Python<'py>,
+    direct: &mut Direct<'_>,
     items: &Bound<'py, PyList>,
     d: &[u8],
     window: &blip::Window<'_>,
@@ -133,7 +179,16 @@ fn append_groups<'py>(
 ) -> PyResult<()> {
     for group in &window.groups {
         let plan = window.plan(group, origin).map_err(refuse)?;
-        let batch = unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out))?;
+        let make = || unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out));
+        if let (Some((tails, routes)), 0) = (&mut direct.known, group.qos)
+            && let Some((handle, topic)) = routes.find(group.topic)
+            && tails.publish(py, *handle, group.frames as u64, || Ok(make()?.unbind()))?
+        {
+            direct.last = Some(topic);
+            continue;
+        }
+        direct.known = None;
+        let batch = make()?;
         let ids = unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out))?;
         items.append((blip::PUBLISH, group.qos, PyBytes::new(py, group.topic), batch, ids))?;
     }

@@ -36,6 +36,7 @@ mod quic_shared;
 #[cfg(unix)]
 mod quic_tls;
 mod scatter;
+mod tails;
 mod ws_py;
 
 use batch::{Batch, Head, Layout, Refusal, Sizes};
@@ -534,7 +535,7 @@ mod _native {
     #[pymodule_export]
     use super::arrow_py::{gather, scatter};
     #[pymodule_export]
-    use super::blip_py::{blip_deliver, blip_publish, blip_received, blip_split};
+    use super::blip_py::{blip_append, blip_deliver, blip_publish, blip_received, blip_split};
     #[pymodule_export]
     use super::chain_py::{chain, follow};
     #[pymodule_export]
@@ -549,6 +550,8 @@ mod _native {
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;
+    #[pymodule_export]
+    use super::tails::{Routes, Tails};
     #[pymodule_export]
     use super::ws_py::ws_split;
     #[pymodule_export]

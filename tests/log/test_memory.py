@@ -69,6 +69,8 @@ def test_only_the_newest_batches_of_all_topics_keep_encoded_frames() -> None:
         for partition in partitions:
             partition.append(kernel.build([bytes(limits.MIB)], origin=b"t:t"), None)
         scheduler.run_until_idle()
+        for partition in partitions:
+            partition.read(partition.visible - 1, 1)  # as a subscriber does
     found = [partition.read(0, limits.MEMORY_TOPICS_BYTES) or [] for partition in partitions]
     memos = [[batch.memo is not None for batch in batches] for batches in found]
     assert all(len(marks) == 24 and marks == sorted(marks) and sum(marks) >= 7 for marks in memos)
@@ -76,7 +78,7 @@ def test_only_the_newest_batches_of_all_topics_keep_encoded_frames() -> None:
     assert log._shared.memo_bytes <= limits.ENCODED_FOR_BYTES
 
 
-def test_places_in_the_order_do_not_pile_up_behind_an_idle_topic() -> None:
+def test_an_idle_topic_keeps_its_batch_beside_a_busy_one() -> None:
     log, scheduler = engine(1 << 20)
     idle = log.open_topic(TopicSpec(20, "idle", durability="memory"))[0]
     busy = log.open_topic(TopicSpec(21, "busy", durability="memory", memory_bytes=5_000))[0]
@@ -84,5 +86,5 @@ def test_places_in_the_order_do_not_pile_up_behind_an_idle_topic() -> None:
     for _ in range(1_000):
         busy.append(kernel.build([bytes(100)], [None]), None)
         scheduler.run_until_idle()
-    assert len(log._shared.memory_order) < 100
+    assert log.tails.bytes < 12_000
     assert idle.read_now(0)[0].rows()[0][3] == b"first"

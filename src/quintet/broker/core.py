@@ -4,6 +4,7 @@ A session asks what is listed here, and nothing else of the broker (tests/broker
 than the first row is examples/line_door.py.
 
     every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, scheduler, subscribe, subscription
+    blipmq    tails, tails_appended
     flymq     create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys, producers,
               reject, schemas, slices, topics, transactions, users, wait_for
     fast      queues, tokens
@@ -14,7 +15,7 @@ In the words of a door:
 
     log in        authenticate with a key; users.authenticate_password; queues.bearer and tenant_tokens.verify with a token. Then
                   access.current with the identity, whenever access.epoch is another one (protocols/base.py)
-    publish       publish_target, then Topic.publish
+    publish       publish_target, then Topic.publish; or straight into `tails` what Topic.direct allows
     subscribe     subscribe is kept over restarts, listen is for the life of a connection; both say the door's name to the audit
     acknowledge   subscription, then Subscription.ack, nack, working
     fetch         subscription, then Subscription.poll; by offset topics.find, then broker/topics/reads.py, and wait_for
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NoReturn
 
+from quintet import kernel
 from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
 from quintet.broker.atomic.delays import TABLE as DELAYED_TABLE
@@ -75,6 +77,7 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Durability, Log, Partition
 from quintet.model import limits
+from quintet.model.batch import RecordBatch
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
@@ -259,6 +262,14 @@ class Broker:
         self.audit.record("access.denied", principal.name, topic, "denied", peer, action)
 
     # -- publish ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tails(self) -> kernel.Tails[RecordBatch]:
+        """Where the kernel appends what needs no decision (Topic.direct); `tails_appended` must follow."""
+        return self.log.tails
+
+    def tails_appended(self) -> None:
+        self.log.tails_appended()
 
     def publish_target(self, principal: Principal, name: bytes, durable: bool, peer: str = "") -> Topic:
         """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes."""

@@ -1,8 +1,8 @@
 """The kernel: hot loops over whole buffers, native if it was built, else the pure twin. Same names, same results.
 
 Import from here (`from quintet import kernel; kernel.seal(...)`). `NATIVE` says which twin is in use; the environment
-variable QUINTET_PURE=1 forces the pure one. No I/O, no state, no clock lives here, except in the class QuicEndpoint, which is a
-socket with a thread.
+variable QUINTET_PURE=1 forces the pure one. No I/O and no clock live here, except in the class QuicEndpoint, which is a socket with
+a thread; the only state is in it and in Tails, the newest part of partitions in memory.
 """
 
 import os
@@ -38,6 +38,7 @@ select = _chosen.select
 gather = _chosen.gather
 scatter = _chosen.scatter
 blip_split = _chosen.blip_split
+blip_append = _chosen.blip_append
 blip_deliver = _chosen.blip_deliver
 blip_publish = _chosen.blip_publish
 blip_received = _chosen.blip_received
@@ -63,5 +64,7 @@ felix_received = _chosen.felix_received
 json_fault = _chosen.json_fault
 json_head = _chosen.json_head
 json_shape = _chosen.json_shape
+Tails = _chosen.Tails
+Routes = _chosen.Routes
 # A class with a thread, not a function over buffers: only the native kernel has it.
 QuicEndpoint: "type[_chosen.QuicEndpoint] | None" = getattr(_chosen, "QuicEndpoint", None)

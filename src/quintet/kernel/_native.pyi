@@ -1,14 +1,17 @@
 """The one stub of the kernel: native (`_native`, Rust) and pure (`pure.py`) have exactly these functions.
 
-Functions over buffers, no I/O and no state; and in the native one the class QuicEndpoint, which has both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
+Functions over buffers, no I/O and no state; the class Tails, which has state; and in the native one the class QuicEndpoint, which has both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import Buffer
 
 from quintet.kernel.items import BlipItem, CacheEntry, FastItem, FelixItem, FelixReply, FlyGroup, FlyItem, QuicEvent
+
+View = TypeVar("View")
+Target = TypeVar("Target")
 
 # One column of headers for one record: ((name, value or None), ...)
 Header = tuple[bytes, bytes | None]
@@ -196,6 +199,72 @@ def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[
     """Split what a client reads: (items, consumed, fatal). A run of DELIVER or PUBLISH frames of one topic is
     (10 or 3, topic, [(cid, qos, value), ...]); any other known frame is (type, cid, payload). fatal as in
     blip_split, and 4 a malformed DELIVER or PUBLISH payload; consumed is then the start of that frame."""
+
+def blip_append(
+    tails: Tails[View],
+    routes: Routes[Target],
+    data: Buffer,
+    start: int,
+    version: int,
+    max_frame: int,
+    origin: bytes,
+    now: int,
+) -> tuple[list[BlipItem], int, int, Target | None]:
+    """As blip_split, but publishes of QoS 0 to topics that `routes` knows and that are there in `tails` are appended and are
+    not among the items, until the first item that is not a PING: what comes behind that one comes out, too, so that nothing
+    overtakes it. The last entry is the topic appended to last, or None."""
+
+# -- the newest part of partitions in memory --------------------------------------------------------------------------
+
+class Routes(Generic[Target]):
+    """Topics that one connection may publish to."""
+    def __init__(self) -> None: ...
+    def add(self, name: bytes, handle: int, topic: Target) -> None:
+        """Publishes to this name may go to the topic of this handle (`Tails.add_topic`), as long as it is there."""
+    def clear(self) -> None:
+        """Rights may have changed: everything is asked again."""
+
+class Tails(Generic[View]):
+    """Partitions kept in memory, by number (slot). Batches appended in a turn become visible when it is sealed; all of them
+    together, and each for itself, are bounded in bytes, and the oldest go first."""
+    def __init__(self, view: Callable[[bytearray], View], bytes_max: int, object_bytes: int, freed_max: int) -> None:
+        """view: makes what `read` hands out, once for each batch. object_bytes: what a batch costs beside its bytes. freed_max:
+        batches that one call frees."""
+    @property
+    def bytes(self) -> int:
+        """Kept, with what each batch costs beside them."""
+    @property
+    def dirty(self) -> bool:
+        """Is there something to be sealed?"""
+    def open(self, bytes_max: int) -> int:
+        """A new empty one that keeps about bytes_max; its slot."""
+    def close(self, slot: int) -> None:
+        """Forget it and all it keeps; a topic it belongs to is closed. The slot may be used again."""
+    def add_topic(self, slots: list[int]) -> int:
+        """A topic of these partitions: its handle, which is never used again."""
+    def remove_topic(self, handle: int) -> None:
+        """Whoever still has its handle does not reach it."""
+    def published(self, handle: int) -> int:
+        """Records that came by `blip_append`."""
+    def append(self, slot: int, batch: bytearray, waits: bool) -> int:
+        """Take an unsealed batch; its base offset. waits: offset and time are read in this very object after `seal`."""
+    def seal(self, now: int) -> tuple[list[int], bool]:
+        """The end of a turn: what was appended is merged, gets offset and time, and is visible. (slots that are watched and have
+        moved, whether `trim` has more to do)"""
+    def trim(self) -> bool:
+        """Free some of what is over the bound of all, or was closed. True: there is more."""
+    def drop_older(self, slot: int, before: int) -> bool:
+        """Drop batches all of whose records are older, and what is over the bound of this one. True: there is more."""
+    def read(self, slot: int, offset: int, max_bytes: int) -> list[View]:
+        """Visible batches from the one that holds offset (or the oldest) on, about max_bytes of them, at least one."""
+    def offset_at(self, slot: int, timestamp: int) -> int:
+        """Base of the first batch with a record of this time or later; `visible` if there is none."""
+    def set_watched(self, slot: int, watched: bool) -> None:
+        """Should `seal` name it when it has moved?"""
+    def state(self, slot: int) -> tuple[int, int, int, int]:
+        """(start, visible, end, bytes)"""
+    def take_counts(self) -> tuple[int, int, int, int]:
+        """Since the last call: appends, batches, bytes of batches, batches dropped."""
 
 # -- Fast TCP ---------------------------------------------------------------------------------------------------------
 

@@ -33,9 +33,13 @@ from quintet.kernel.pure_felix import (
 )
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a
+from quintet.kernel.pure_tails import Routes, Tails, blip_append
 from quintet.kernel.pure_ws import ws_split
 
 __all__ = [
+    "Routes",
+    "Tails",
+    "blip_append",
     "blip_deliver",
     "blip_publish",
     "blip_received",

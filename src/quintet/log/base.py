@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from quintet import kernel
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
@@ -68,6 +69,10 @@ class Partition(Protocol):
 
     topic_id: int
     number: int
+
+    @property
+    def tail(self) -> int | None:
+        """Its number in `Log.tails`, where doors may append to it directly; None if they may not."""
 
     @property
     def start(self) -> int:
@@ -175,6 +180,13 @@ class Log(Protocol):
     @property
     def stages(self) -> Stages:
         """What was handed in and is not yet in a topic."""
+
+    @property
+    def tails(self) -> kernel.Tails[RecordBatch]:
+        """Where the kernel appends for doors; `tails_appended` must follow."""
+
+    def tails_appended(self) -> None:
+        """Something was appended to `tails`: it becomes visible at the end of this turn."""
 
     def open_topic(self, spec: TopicSpec) -> list[Partition]:
         """Open or create the partitions of a topic."""

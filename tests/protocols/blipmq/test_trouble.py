@@ -154,11 +154,3 @@ def test_a_publisher_waits_while_its_topic_is_being_made() -> None:
     sim.scheduler.held = False
     sim.scheduler.run_until_idle()
     assert peer.session.congestion() != WAIT
-
-
-def test_the_order_of_memory_topics_does_not_grow_with_what_was_dropped() -> None:
-    sim = SimBroker(options=BrokerOptions(topics=TopicPolicy([TopicRule("*", memory_bytes=10_000)])))
-    peer = ready(sim)
-    for _ in range(500):
-        peer.exchange(publish(b"m", bytes(100), qos=0))
-    assert len(sim.log._shared.memory_order) < 50

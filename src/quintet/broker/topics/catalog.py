@@ -17,12 +17,14 @@ from typing import Literal, NoReturn
 
 import msgspec
 
+from quintet import kernel
 from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.passwords import Entropy
 from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits
+from quintet.model.batch import RecordBatch
 from quintet.model.errors import (
     BadName,
     BadRequest,
@@ -103,28 +105,38 @@ class Topic:
     __slots__ = (
         "_after",
         "_gone",
+        "_handle",
         "_low",
         "_next",
         "_policy",
+        "_published",
         "_room",
+        "_tails",
         "_unready",
         "name",
         "partitions",
-        "published",
         "raw",
         "spec",
         "subscriptions",
     )
 
     def __init__(
-        self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool, low: Low = lambda: None
+        self,
+        spec: TopicSpec,
+        partitions: list[Partition],
+        policy: TopicPolicy,
+        ready: bool,
+        tails: kernel.Tails[RecordBatch],
+        low: Low = lambda: None,
     ) -> None:
         self.name = spec.name
         self.raw = spec.name.encode()
         self.spec = spec
         self.partitions = partitions
         self.subscriptions: set[Subscription] = set()
-        self.published = 0
+        self._published = 0
+        self._tails = tails
+        self._handle: int | None = None
         self._policy = policy
         self._low = low
         self._next = 0
@@ -136,6 +148,29 @@ class Topic:
     @property
     def in_memory(self) -> bool:
         return self.spec.durability == "memory"
+
+    @property
+    def published(self) -> int:
+        """Records, since the start."""
+        return self._published + (self._tails.published(self._handle) if self._handle is not None else 0)
+
+    @property
+    def direct(self) -> int | None:
+        """Its handle in `Log.tails` if the kernel may append to it, as `publish` with nobody waiting would; else None."""
+        if self._unready is not None or self._gone is not None:
+            return None
+        if self._handle is None:
+            slots = [slot for partition in self.partitions if (slot := partition.tail) is not None]
+            if len(slots) == len(self.partitions):
+                self._handle = self._tails.add_topic(slots)
+        return self._handle
+
+    def _close_direct(self) -> None:
+        """From now on every publish is looked at here."""
+        if self._handle is not None:
+            self._published += self._tails.published(self._handle)
+            self._tails.remove_topic(self._handle)
+            self._handle = None
 
     @property
     def gone(self) -> Exception | None:
@@ -163,7 +198,7 @@ class Topic:
             partition = self.choose(None)
         elif not 0 <= partition < len(partitions):
             self.partition(partition, writing=True)
-        self.published += count
+        self._published += count
         if self._unready is not None:
             self._unready.append((batch, done, partition))
         else:
@@ -209,6 +244,7 @@ class Topic:
 
     def hold(self) -> None:
         """Collect publishes until `release`: the row is about to change."""
+        self._close_direct()
         self._unready = []
 
     def ready(self) -> Promise[None]:
@@ -242,6 +278,7 @@ class Topic:
 
     def forget(self, error: Exception) -> None:
         """It never came to be, or was deleted: whoever still holds it must ask for it again."""
+        self._close_direct()
         self._gone = error
 
     def undelete(self) -> bool:
@@ -285,6 +322,10 @@ class CacheTopic(Topic):
     """The topic of a cache: doors may read it, and only its cache writes it."""
 
     __slots__ = ()
+
+    @property
+    def direct(self) -> None:
+        return None
 
     def publish(
         self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
@@ -350,7 +391,7 @@ class Topics:
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
         kind = CacheTopic if _is_cache(spec) else Topic
-        return kind(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
+        return kind(spec, self._log.open_topic(spec), self._policy, ready, self._log.tails, self._low)
 
     def _enter(self, topic: Topic) -> None:
         self._by_name[topic.raw] = topic

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from quintet import kernel
 from quintet.log.anchors import ALL_PARTITIONS
 from quintet.log.base import Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
@@ -23,7 +24,7 @@ from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.log.embedded.files.segment import HEADER_BYTES, Damage, Owner
 from quintet.log.embedded.partitions import commit, upkeep
 from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
-from quintet.log.embedded.partitions.memory import MemoryPartition
+from quintet.log.embedded.partitions.memory import MemoryPartition, MemoryTails
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.partitions.shared import Report, Shared
 from quintet.log.embedded.recovery import checkpoint, journal
@@ -31,6 +32,7 @@ from quintet.log.embedded.recovery import directories as recovery
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
+from quintet.model.batch import RecordBatch
 from quintet.model.errors import DataDirError, StorageError, StorageFull, TableDamaged
 from quintet.model.scheduler import Scheduler
 
@@ -78,7 +80,7 @@ class EmbeddedLog:
         self._report = report
         self._shared = Shared(disk, scheduler, report)
         self._shared.cache_bytes_max = tail_cache_bytes
-        self._shared.memory_bytes_max = memory_topics_bytes
+        self._memory = MemoryTails(self._shared, memory_topics_bytes)
         self._shared.committer.directory = self._directory
         self._shared.committer.threshold = journal_threshold
         self._shared.committer.bytes = journal_bytes
@@ -279,6 +281,13 @@ class EmbeddedLog:
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
+    @property
+    def tails(self) -> kernel.Tails[RecordBatch]:
+        return self._memory.tails
+
+    def tails_appended(self) -> None:
+        self._memory.seal_soon()
+
     def _path(self, topic_id: int, number: int) -> str:
         return f"{self._directory}/topics/{topic_id:08d}/{number}"
 
@@ -291,7 +300,7 @@ class EmbeddedLog:
                 self._shared.directories.mark_unsynced(f"{self._directory}/topics/{spec.id:08d}")
         for number in range(len(opened), spec.partitions):
             if spec.durability == "memory":
-                opened.append(MemoryPartition(self._shared, spec, number))
+                opened.append(MemoryPartition(self._shared, self._memory, spec, number))
             else:
                 opened.append(self._open_partition(spec, number))
         return [self._current(partition) for partition in opened]

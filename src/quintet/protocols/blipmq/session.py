@@ -53,6 +53,7 @@ REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for 
 POLLS_AT_ONCE: Final = 256  # answered together; each may be a batch of its own in the log
 _IDS: Final = struct.Struct("<Q")
 _HEADER: Final = frames.HEADER.pack
+_NOTHING_KNOWN: Final[kernel.Routes[Topic]] = kernel.Routes()  # of every session that has published nothing yet
 
 
 class _Publish(Slot):
@@ -70,7 +71,7 @@ class BlipSession:
 
     __slots__ = (
         "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
-        "_polls", "_principal", "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "_polls", "_principal", "_replies", "_routes", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
 
@@ -102,7 +103,8 @@ class BlipSession:
         self._epoch = 0
         self._replies = Replies()
         self.take_output = self._replies.take
-        self._targets: dict[tuple[bytes, int], Topic] | None = None
+        self._routes: kernel.Routes[Topic] = _NOTHING_KNOWN  # where the kernel appends by itself
+        self._targets: dict[tuple[bytes, int], Topic] | None = None  # where `_publish` does
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
         self._left: list[BlipItem] | None = None  # requests for a later turn; their bytes are consumed
@@ -138,9 +140,13 @@ class BlipSession:
                 left, self._left = self._left, None
                 self._act_all(left)
                 continue
-            items, end, fatal = kernel.blip_split(
-                view, position, self._layout, self._frame_bytes_max, self._origin, now
+            split = kernel.blip_append(
+                self._broker.tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now
             )
+            items, end, fatal, appended_to = split
+            if appended_to is not None:
+                self._topic = appended_to
+                self._broker.tails_appended()
             self._act_all(items)
             if fatal and not self.stopped:  # else it is found again, behind what was left
                 self.closing = errors.FATAL[fatal]
@@ -174,7 +180,7 @@ class BlipSession:
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Publish)
         if error is not None:
-            self._targets = None  # ask again: the topic may not be what was promised
+            self._forget_targets()  # ask again: the topic may not be what was promised
         self._replies.fill(token, b"" if error is None else self._refusal(token.ids, error))
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -211,7 +217,8 @@ class BlipSession:
         self._polls.clear()
         for subscription in touched or ():
             subscription.detach(self._sink)
-        self._topic = self._targets = None
+        self._topic = None
+        self._forget_targets()
         del self._sink  # connection and session hold each other: no work for the collector
 
     # -- handshake -------------------------------------------------------------------------------------------------
@@ -276,7 +283,7 @@ class BlipSession:
         """Access changed: take the rights as they are now, or leave."""
         self._epoch = self._broker.access.epoch
         self._principal = self._broker.access.current(self._identity)
-        self._targets = None
+        self._forget_targets()
         if self._principal is None:
             self.closing = "the API key was revoked"
             return False
@@ -331,6 +338,7 @@ class BlipSession:
             if qos == 0:
                 # Document, "PUBLISH": no reply on success, and QoS 0 is enqueued in memory only.
                 topic.publish(batch, len(ids) >> 3, False, None)
+                self._know(name, topic)
             else:
                 # "PUBLISH": QoS 1 is durable first; a failure is NACK 500 with the reason.
                 slot = _Publish(ids)
@@ -341,6 +349,18 @@ class BlipSession:
             self._replies.put(self._refusal(ids, error))
             return
         self._topic = topic
+
+    def _know(self, name: bytes, topic: Topic) -> None:
+        """The next publishes of QoS 0 to it need no decision, if that is true of it now."""
+        handle = topic.direct
+        if handle is not None:
+            if self._routes is _NOTHING_KNOWN:
+                self._routes = kernel.Routes()
+            self._routes.add(name, handle, topic)
+
+    def _forget_targets(self) -> None:
+        self._targets = None
+        self._routes = _NOTHING_KNOWN
 
     def _refusal(self, ids: bytes, error: Exception) -> bytes:
         """A NACK for every publish of a refused batch."""

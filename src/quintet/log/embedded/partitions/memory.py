@@ -1,59 +1,141 @@
-"""Keeps a partition in memory only, bounded in bytes: drops the oldest batches first, and counts them.
+"""Keeps a partition in memory only, bounded in bytes: the oldest batches are dropped first, and counted.
 
-No checksum is computed and nothing touches the disk. When its topic becomes durable, the engine sets
-`successor` and this object passes every call on, so that whoever holds it need not know.
+The batches are in the kernel's `Tails`, where doors append to them directly; `MemoryTails` seals them once a turn and tells who
+waits and who watches. No checksum is computed and nothing touches the disk. When its topic becomes durable, the engine sets
+`successor` and a partition passes every call on, so that whoever holds it need not know.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
+from quintet.log.embedded.partitions.merging import answer_waiters
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.partitions.shared import FREED_AT_ONCE_MAX, OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
-from quintet.model.clocks import following
 from quintet.model.errors import ShuttingDown
 from quintet.model.scheduler import call_each
+
+
+class MemoryTails:
+    """All memory partitions of an engine. `seal_soon` follows every append, whoever made it."""
+
+    def __init__(self, shared: Shared, bytes_max: int) -> None:
+        self.tails: kernel.Tails[RecordBatch] = kernel.Tails(self._view, bytes_max, OBJECT_BYTES, FREED_AT_ONCE_MAX)
+        self._shared = shared
+        self._armed = self._trimming = False
+        self._waiters: list[tuple[bytearray, Appended | None, int]] = []
+        self._watchers: dict[int, list[Callable[[], None]]] = {}
+
+    def _view(self, batch: bytearray) -> RecordBatch:
+        kept = RecordBatch(batch)
+        self._shared.newest(kept)
+        return kept
+
+    def append(self, slot: int, batch: bytearray, done: Appended | None) -> int:
+        base = self.tails.append(slot, batch, done is not None)
+        if done is not None:
+            self._waiters.append((batch, done, base))
+        self.seal_soon()
+        return base
+
+    def seal_soon(self) -> None:
+        """Something was appended: it becomes visible at the end of this turn."""
+        if not self._armed:
+            self._armed = True
+            self._shared.committer.arm(self._turn)
+
+    def _turn(self) -> None:
+        self._armed = False
+        self.seal()
+
+    def seal(self) -> None:
+        """Make visible what was appended, tell the waiters, then the watchers."""
+        if not self.tails.dirty:
+            return
+        moved, more = self.tails.seal(self._shared.scheduler.now())
+        self.count()
+        if more:
+            self._trim_soon()
+        waiters, self._waiters = self._waiters, []
+        answer_waiters(self._shared.scheduler, waiters)
+        for slot in moved:
+            call_each(self._shared.scheduler, tuple(self._watchers.get(slot, ())))
+
+    def count(self) -> None:
+        """Add what the tails have counted."""
+        stats = self._shared.stats
+        appends, batches, size, dropped = self.tails.take_counts()
+        stats["appends"] += appends
+        stats["batches"] += batches
+        stats["bytes"] += size
+        stats["dropped_memory_batches"] += dropped
+
+    def _trim_soon(self) -> None:
+        if not self._trimming:
+            self._trimming = True
+            self._shared.scheduler.soon(self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = False
+        if self.tails.trim():
+            self._trim_soon()
+        self.count()
+
+    def watch(self, slot: int, call: Callable[[], None]) -> None:
+        self._watchers.setdefault(slot, []).append(call)
+        self.tails.set_watched(slot, True)
+
+    def unwatch(self, slot: int, call: Callable[[], None]) -> None:
+        watchers = self._watchers.get(slot, [])
+        if call in watchers:
+            watchers.remove(call)
+            if not watchers:
+                del self._watchers[slot]
+                self.tails.set_watched(slot, False)
+
+    def close(self, slot: int) -> list[Callable[[], None]]:
+        """Forget what it keeps, some of it now; who watched it."""
+        self.tails.close(slot)
+        self._trim_soon()
+        return self._watchers.pop(slot, [])
 
 
 class MemoryPartition:
     """See log.base.Partition."""
 
-    __slots__ = (
-        "_armed", "_bases", "_batches", "_bytes", "_closed", "_end", "_last_time", "_pending", "_shared", "_start",
-        "_visible", "_watchers", "number", "spec", "stale", "successor", "topic_id",
-    )  # fmt: skip
+    __slots__ = ("_closed", "_shared", "_tails", "number", "slot", "spec", "successor", "topic_id")
 
-    def __init__(self, shared: Shared, spec: TopicSpec, number: int) -> None:
+    def __init__(self, shared: Shared, tails: MemoryTails, spec: TopicSpec, number: int) -> None:
         self._shared = shared
+        self._tails = tails
         self.spec = spec
         self.topic_id = spec.id
         self.number = number
         self.successor: FilePartition | None = None
-        self._batches: list[RecordBatch] = []
-        self._bases: list[int] = []
-        self._bytes = 0
-        self._start = self._visible = self._end = 0
-        self._pending: list[Pending] = []
-        self._watchers: list[Callable[[], None]] = []
-        self._armed = self._closed = False
-        self.stale = 0  # batches gone by our own bound, still named in the order of all memory topics
-        self._last_time = 0
+        self.slot = tails.tails.open(spec.memory_bytes)
+        self._closed: tuple[int, int, int, int] | None = None  # its last state
+
+    @property
+    def tail(self) -> int | None:
+        return self.slot if self.successor is None and self._closed is None else None
+
+    def _state(self) -> tuple[int, int, int, int]:
+        """(start, visible, end, bytes)"""
+        return self._closed or self._tails.tails.state(self.slot)
 
     @property
     def start(self) -> int:
-        return self._start if self.successor is None else self.successor.start
+        return self._state()[0] if self.successor is None else self.successor.start
 
     @property
     def visible(self) -> int:
-        return self._visible if self.successor is None else self.successor.visible
+        return self._state()[1] if self.successor is None else self.successor.visible
 
     @property
     def end(self) -> int:
-        return self._end if self.successor is None else self.successor.end
+        return self._state()[2] if self.successor is None else self.successor.end
 
     @property
     def failure(self) -> Exception | None:
@@ -66,107 +148,19 @@ class MemoryPartition:
             return self.successor.append(batch, done)
         if self._closed:
             raise ShuttingDown("the broker is stopping")
-        base = self._end
-        self._end = base + int.from_bytes(batch[28:32], "little")
-        self._pending.append((batch, done, base))
-        if not self._armed:
-            self._armed = True
-            self._shared.committer.arm(self.stage)
-        return base
-
-    def stage(self) -> None:
-        """End of the turn: merge, set offsets, make visible, tell the waiters."""
-        self._armed = False
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
-        if len(pending) == 1:
-            self._keep(pending[0][0], pending[0][2], now)
-        else:
-            for group in merge_groups(pending):
-                self._keep_group(group, now)
-        self._visible = self._end
-        self._shared.stats["appends"] += len(pending)
-        self._trim()
-        answer_waiters(self._shared.scheduler, pending)
-        call_each(self._shared.scheduler, tuple(self._watchers))
-
-    def _keep_group(self, group: list[Pending], now: int) -> None:
-        if len(group) > 1:
-            try:
-                self._keep(kernel.merge([batch for batch, _, _ in group], now), group[0][2], now)
-            except ValueError:  # more origins than one batch can name
-                pass
-            else:
-                place_waiters(group, now)
-                return
-        for batch, _, base in group:
-            self._keep(batch, base, now)
-
-    def _keep(self, batch: bytearray, base: int, now: int) -> None:
-        kernel.place(batch, base, now)
-        kept, shared = RecordBatch(batch), self._shared
-        self._batches.append(kept)
-        self._bases.append(base)
-        size = len(batch) + OBJECT_BYTES
-        self._bytes += size
-        shared.newest(kept)
-        shared.stats["batches"] += 1
-        shared.stats["bytes"] += len(batch)
-        shared.memory_bytes += size
-        shared.memory_order.add(self)
-        if shared.memory_bytes > shared.memory_bytes_max:
-            shared.trim()
-
-    def evict(self) -> None:
-        """All memory topics together hold too much, and the oldest batch of all is ours."""
-        if len(self._batches) > 1:
-            self._drop(1)
-
-    def _trim(self, before: int = 0) -> None:
-        """Drop the oldest, a slice at a time: what is over the bound, except for the newest batch, and what is older than
-        `before`."""
-        drop, kept = 0, self._bytes
-        while drop < min(len(self._batches), FREED_AT_ONCE_MAX) and (
-            (kept > self.spec.memory_bytes and drop < len(self._batches) - 1)
-            or self._batches[drop].max_timestamp < before
-        ):
-            kept -= self._batches[drop].length + OBJECT_BYTES
-            drop += 1
-        if drop:
-            self._shared.memory_order.lost(self, drop)
-            self._drop(drop)
-        if drop == FREED_AT_ONCE_MAX:
-            self._shared.scheduler.soon(partial(self._trim, before))
-
-    def _drop(self, count: int) -> None:
-        freed = sum([batch.length for batch in self._batches[:count]]) + count * OBJECT_BYTES
-        self._bytes -= freed
-        self._shared.memory_bytes -= freed
-        self._start = self._batches[count].base_offset if count < len(self._batches) else self._visible
-        del self._batches[:count], self._bases[:count]
-        self._shared.stats["dropped_memory_batches"] += count
+        return self._tails.append(self.slot, batch, done)
 
     def maintain(self, now: int) -> None:
-        if self.spec.retention_us and self.successor is None:
-            self._trim(now - self.spec.retention_us)
+        """Drop what is past its age, a slice at a time."""
+        if self.spec.retention_us and self.tail is not None:
+            if self._tails.tails.drop_older(self.slot, now - self.spec.retention_us):
+                self._shared.scheduler.soon(partial(self.maintain, now))
+            self._tails.count()
 
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
         if self.successor is not None:
             return self.successor.read(offset, max_bytes)
-        offset = max(offset, self._start)
-        if offset >= self._visible:
-            return []
-        at = bisect_right(self._bases, offset) - 1
-        found: list[RecordBatch] = []
-        while at < len(self._batches):
-            found.append(self._batches[at])
-            max_bytes -= self._batches[at].length
-            if max_bytes <= 0:
-                break
-            at += 1
-        return found
+        return [] if self._closed else self._tails.tails.read(self.slot, offset, max_bytes)
 
     def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
         if self.successor is not None:
@@ -177,7 +171,7 @@ class MemoryPartition:
     def read_now(self, offset: int) -> list[RecordBatch]:
         if self.successor is not None:
             return self.successor.read_now(offset)
-        return self.read(offset, self._bytes + 1) or []
+        return self.read(offset, self._state()[3] + 1) or []
 
     def files(self, first: int, last: int) -> list[SegmentFile]:
         return [] if self.successor is None else self.successor.files(first, last)
@@ -185,42 +179,38 @@ class MemoryPartition:
     def bytes_from(self, offset: int) -> int:
         if self.successor is not None:
             return self.successor.bytes_from(offset)
-        kept = max(self._visible - self._start, 1)
-        return self._bytes * min(max(self._visible - offset, 0), kept) // kept
+        start, visible, _, size = self._state()
+        kept = max(visible - start, 1)
+        return size * min(max(visible - offset, 0), kept) // kept
 
     def offset_at(self, timestamp: int) -> int:
         if self.successor is not None:
             return self.successor.offset_at(timestamp)
-        return next((b.base_offset for b in self._batches if b.max_timestamp >= timestamp), self._visible)
+        return self._closed[1] if self._closed else self._tails.tails.offset_at(self.slot, timestamp)
 
     def watch(self, call: Callable[[], None]) -> None:
         if self.successor is not None:
             self.successor.watch(call)
-        else:
-            self._watchers.append(call)
+        elif not self._closed:
+            self._tails.watch(self.slot, call)
 
     def unwatch(self, call: Callable[[], None]) -> None:
         if self.successor is not None:
             self.successor.unwatch(call)
-        elif call in self._watchers:
-            self._watchers.remove(call)
+        elif not self._closed:
+            self._tails.unwatch(self.slot, call)
 
     def hand_over(self, successor: FilePartition) -> None:
         """Become durable: what is kept is written out, then everything goes to the successor."""
-        self.stage()
-        successor.adopt(self._batches, self._end)
-        for call in self._watchers:
+        self._tails.seal()
+        successor.adopt(self.read_now(self.start), self.end)
+        for call in self._tails.close(self.slot):
             successor.watch(call)
         self.successor = successor
-        self._shared.memory_bytes -= self._bytes
-        self._shared.memory_order.lost(self, len(self._batches))
-        self._batches, self._bases, self._watchers, self._bytes = [], [], [], 0
 
     def shut(self, done: Callable[[], None]) -> None:
-        self.stage()
-        self._closed = True
-        self._shared.memory_bytes -= self._bytes
-        self._shared.memory_order.lost(self, len(self._batches))
-        self._shared.discard(self._batches)
-        self._batches, self._bases, self._bytes, self._start = [], [], 0, self._visible
+        self._tails.seal()
+        _, visible, _, _ = self._state()
+        self._closed = (visible, visible, visible, 0)
+        self._tails.close(self.slot)
         done()

@@ -100,6 +100,10 @@ class FilePartition:
     # -- what the broker sees ------------------------------------------------------------------------------------------
 
     @property
+    def tail(self) -> int | None:
+        return None
+
+    @property
     def start(self) -> int:
         return self.segments[0].base if self.segments else self._visible
 

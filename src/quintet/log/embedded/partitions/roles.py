@@ -89,11 +89,3 @@ class AnchoredPartition(Protocol):
 
     @property
     def start(self) -> int: ...
-
-
-class Evictable(Protocol):
-    """A partition whose batches count against a memory bound (shared.Shared)."""
-
-    stale: int
-
-    def evict(self) -> None: ...

@@ -14,7 +14,7 @@ from quintet.log.embedded.files.segment import Damage
 from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.eviction_order import EvictionOrder
 from quintet.log.embedded.partitions.links import ChainPolicy
-from quintet.log.embedded.partitions.roles import AnchoredPartition, Evictable
+from quintet.log.embedded.partitions.roles import AnchoredPartition
 from quintet.log.embedded.partitions.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -45,8 +45,7 @@ class Shared:
 
     __slots__ = (
         "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk",
-        "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "memory_bytes",
-        "memory_bytes_max", "memory_order", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
+        "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
         "unsynced", "upkeep",
     )  # fmt: skip
 
@@ -66,9 +65,6 @@ class Shared:
         self.cache_order: EvictionOrder[TailCache] = EvictionOrder()
         self._trimming = False
         self._doomed: list[Batches] = []
-        self.memory_bytes = 0
-        self.memory_bytes_max = limits.MEMORY_TOPICS_BYTES
-        self.memory_order: EvictionOrder[Evictable] = EvictionOrder()
         self.memo_bytes = 0
         self.memo_order: deque[RecordBatch] = deque()  # the newest of all, whose encoded frames may be kept
         self.upkeep = Upkeep(scheduler.monotonic())
@@ -91,13 +87,9 @@ class Shared:
     def trim(self) -> None:
         """Evict the oldest batches until all is within its bound, some of them now and the others next turn."""
         for _ in range(FREED_AT_ONCE_MAX):
-            cache: Evictable | None
-            if self.cache_bytes > self.cache_bytes_max and len(self.cache_order) > 1:
-                cache = self.cache_order.take()
-            elif self.memory_bytes > self.memory_bytes_max and len(self.memory_order) > 1:
-                cache = self.memory_order.take()
-            else:
+            if self.cache_bytes <= self.cache_bytes_max or len(self.cache_order) <= 1:
                 return
+            cache = self.cache_order.take()
             if cache is not None:
                 cache.evict()
         if not self._trimming:

@@ -1,0 +1,485 @@
+//! The newest part of partitions that are kept in memory: what was appended in this turn, and what is kept of it.
+//!
+//! A door appends to any number of topics in one call (`blip_append`), one call at the end of the turn gives everything its
+//! offset and makes it visible (`seal`), and nothing in between is done by Python for each topic. No I/O, no clock: the turn's
+//! time is handed in. The batches are Python's bytearrays, because readers and subscribers hold them; that is the only reason
+//! why Python is known here. `pure_tails.py` is the same in Python, and the specification.
+//!
+//!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
+
+use crate::batch::{self, SPARSE};
+use crate::{make, refuse, zeroed_array};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyList};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+const MERGE_INPUT_BYTES_MAX: usize = 64 * 1024; // a larger batch goes as it is: copying it would cost more than it saves
+const MERGE_OUTPUT_BYTES_MAX: usize = 1024 * 1024;
+const IN_ORDER_US: i64 = 60_000_000; // as in model/clocks.py: a clock that was set back by more is believed
+
+struct Pending {
+    batch: Py<PyByteArray>,
+    base: u64,
+    waits: bool, // somebody reads offset and time in this very batch, even if it is merged with others
+}
+
+struct Kept {
+    base: u64,
+    serial: u64,
+    max_timestamp: i64,
+    length: usize,
+    batch: Py<PyByteArray>,
+    view: Option<Py<PyAny>>,
+}
+
+#[derive(Default)]
+struct Tail {
+    pending: Vec<Pending>,
+    kept: VecDeque<Kept>,
+    start: u64,
+    visible: u64,
+    end: u64,
+    bytes: usize,
+    bytes_max: usize,
+    last_time: i64,
+    watched: bool,
+    in_order: bool, // has its one place in `order`
+    topic: Option<usize>,
+}
+
+/// A topic whose publishes need no look by Python: its partitions, and how many records came this way.
+#[derive(Default)]
+struct Topic {
+    generation: u32,
+    open: bool,
+    slots: Vec<usize>,
+    next: usize,
+    published: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    appends: u64,
+    batches: u64,
+    bytes: u64,
+    dropped: u64,
+}
+
+#[pyclass(generic, module = "quintet.kernel._native")]
+pub struct Tails {
+    tails: Vec<Tail>,
+    free: Vec<usize>,
+    topics: Vec<Topic>,
+    free_topics: Vec<usize>,
+    dirty: Vec<usize>,
+    order: BinaryHeap<Reverse<(u64, usize)>>, // one place for each tail that keeps something, by the serial of its oldest batch
+    doomed: Vec<VecDeque<Kept>>,
+    serial: u64,
+    bytes: usize,
+    bytes_max: usize,
+    object_bytes: usize,
+    freed_max: usize,
+    view: Py<PyAny>,
+    counts: Counts,
+}
+
+/// The bytes of a batch that only the tails hold, or that nobody writes to: no Python code runs while the slice lives.
+fn bytes_of<'a>(py: Python<'_>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
+    // SAFETY: the lock is held, and the callers run no Python code before the slice is gone; the object lives as long as `batch`.
+    unsafe { std::slice::from_raw_parts(batch.bind(py).data(), batch.bind(py).len()) }
+}
+
+fn place(py: Python<'_>, batch: &Py<PyByteArray>, base: u64, now: i64) -> PyResult<()> {
+    // SAFETY: as in `bytes_of`; a pending batch is handed over by who appended it.
+    let d = unsafe { batch.bind(py).as_bytes_mut() };
+    make::seal(d, Some((base as i64, now)), None).map_err(refuse)
+}
+
+impl Tails {
+    fn tail(&mut self, slot: usize) -> PyResult<&mut Tail> {
+        self.tails.get_mut(slot).ok_or_else(|| refuse("no such tail"))
+    }
+
+    fn push(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, waits: bool) -> PyResult<u64> {
+        let d = bytes_of(py, &batch);
+        if d.len() < batch::HEADER_BYTES {
+            return Err(refuse("no batch here: too short, or a header field is out of its range"));
+        }
+        let span = u64::from(batch::u32_at(d, 28));
+        let tail = self.tail(slot)?;
+        let base = tail.end;
+        tail.end = base + span;
+        let first = tail.pending.is_empty();
+        tail.pending.push(Pending { batch, base, waits });
+        if first {
+            self.dirty.push(slot);
+        }
+        Ok(base)
+    }
+
+    /// Append to a topic whose handle is current and open, to the next of its partitions. False: Python decides.
+    pub fn publish(
+        &mut self,
+        py: Python<'_>,
+        handle: u64,
+        count: u64,
+        make: impl FnOnce() -> PyResult<Py<PyByteArray>>,
+    ) -> PyResult<bool> {
+        let Some(slot) = self.next_slot(handle, count) else { return Ok(false) };
+        let batch = make()?;
+        self.push(py, slot, batch, false)?;
+        Ok(true)
+    }
+
+    fn next_slot(&mut self, handle: u64, count: u64) -> Option<usize> {
+        let topic = self.topics.get_mut(handle as u32 as usize)?;
+        if !topic.open || topic.generation != (handle >> 32) as u32 {
+            return None;
+        }
+        topic.published += count;
+        let slot = topic.slots[topic.next];
+        topic.next = if topic.next + 1 < topic.slots.len() { topic.next + 1 } else { 0 };
+        Some(slot)
+    }
+
+    fn seal_one(&mut self, py: Python<'_>, slot: usize, now: i64) -> PyResult<()> {
+        let mut pending = std::mem::take(&mut self.tails[slot].pending);
+        self.counts.appends += pending.len() as u64;
+        let last = self.tails[slot].last_time;
+        let now = if now < last && last <= now + IN_ORDER_US { last } else { now };
+        self.tails[slot].last_time = now;
+        if pending.len() == 1 {
+            let one = pending.pop().expect("one is there");
+            self.keep(py, slot, one.batch, now)?;
+        } else {
+            let mut first = 0;
+            while first < pending.len() {
+                let last = group_end(py, &pending, first);
+                let group = &pending[first..last];
+                if let Some(batch) = merged(py, group, now) {
+                    for one in group.iter().filter(|one| one.waits) {
+                        place(py, &one.batch, one.base, now)?;
+                    }
+                    self.keep(py, slot, batch, now)?;
+                } else {
+                    for one in group {
+                        self.keep(py, slot, one.batch.clone_ref(py), now)?;
+                    }
+                }
+                first = last;
+            }
+        }
+        let tail = &mut self.tails[slot];
+        tail.visible = tail.end;
+        self.drop_over_bound(slot, i64::MIN);
+        Ok(())
+    }
+
+    fn keep(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, now: i64) -> PyResult<()> {
+        let tail = &mut self.tails[slot];
+        let base = tail.visible;
+        place(py, &batch, base, now)?;
+        let d = bytes_of(py, &batch);
+        let (length, span, max_timestamp) = (d.len(), u64::from(batch::u32_at(d, 28)), batch::i64_at(d, 40));
+        tail.visible = base + span;
+        self.serial += 1;
+        let size = length + self.object_bytes;
+        tail.bytes += size;
+        self.bytes += size;
+        self.counts.batches += 1;
+        self.counts.bytes += length as u64;
+        tail.kept.push_back(Kept { base, serial: self.serial, max_timestamp, length, batch, view: None });
+        if !tail.in_order {
+            tail.in_order = true;
+            self.order.push(Reverse((tail.kept[0].serial, slot)));
+        }
+        Ok(())
+    }
+
+    /// Drops the oldest: what is over the topic's own bound, except for the newest batch, and what is older than `before`, at
+    /// most `freed_max`. True: there is more.
+    fn drop_over_bound(&mut self, slot: usize, before: i64) -> bool {
+        for _ in 0..self.freed_max {
+            let tail = &self.tails[slot];
+            let over = tail.bytes > tail.bytes_max && tail.kept.len() > 1;
+            match tail.kept.front() {
+                Some(oldest) if over || oldest.max_timestamp < before => self.drop_oldest(slot),
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn drop_oldest(&mut self, slot: usize) {
+        let tail = &mut self.tails[slot];
+        let Some(gone) = tail.kept.pop_front() else { return };
+        let size = gone.length + self.object_bytes;
+        tail.bytes -= size;
+        self.bytes -= size;
+        tail.start = tail.kept.front().map_or(tail.visible, |next| next.base);
+        self.counts.dropped += 1;
+    }
+
+    /// Evicts the oldest batches of all until they are within their bound, at most `freed_max` of them. True: there is more.
+    fn trim_order(&mut self) -> bool {
+        let mut freed = 0;
+        while freed < self.freed_max {
+            let Some(list) = self.doomed.last_mut() else { break };
+            let taken = list.len().min(self.freed_max - freed);
+            list.drain(list.len() - taken..);
+            freed += taken.max(1);
+            if list.is_empty() {
+                self.doomed.pop();
+            }
+        }
+        while freed < self.freed_max && self.bytes > self.bytes_max {
+            let Some(Reverse((serial, slot))) = self.order.pop() else { break };
+            let tail = &mut self.tails[slot];
+            let Some(oldest) = tail.kept.front() else {
+                tail.in_order = false;
+                continue;
+            };
+            freed += 1;
+            if oldest.serial == serial {
+                if tail.kept.len() == 1 {
+                    tail.in_order = false; // the newest batch of a topic stays
+                    continue;
+                }
+                self.drop_oldest(slot);
+            }
+            self.order.push(Reverse((self.tails[slot].kept[0].serial, slot)));
+        }
+        !self.doomed.is_empty() || freed >= self.freed_max
+    }
+}
+
+/// Where the run of small batches of one kind that begins with `first` ends: they may become one batch.
+fn group_end(py: Python<'_>, pending: &[Pending], first: usize) -> usize {
+    let kind = |one: &Pending| {
+        let d = bytes_of(py, &one.batch);
+        let columns = batch::u16_at(d, 14);
+        let producer = d[48..56].iter().any(|byte| *byte != 0);
+        let mergeable = d.len() <= MERGE_INPUT_BYTES_MAX && columns & SPARSE == 0 && !producer;
+        (mergeable, batch::u16_at(d, 12), d.len())
+    };
+    let (mergeable, flags, mut size) = kind(&pending[first]);
+    let mut last = first + 1;
+    while mergeable && last < pending.len() {
+        let (fits, same, more) = kind(&pending[last]);
+        if !fits || same != flags || size + more > MERGE_OUTPUT_BYTES_MAX {
+            break;
+        }
+        size += more;
+        last += 1;
+    }
+    last
+}
+
+/// One batch of several; None: there is only one, or they have more origins than a batch can name.
+fn merged(py: Python<'_>, group: &[Pending], now: i64) -> Option<Py<PyByteArray>> {
+    if group.len() == 1 {
+        return None;
+    }
+    let parts: Vec<&[u8]> = group.iter().map(|one| bytes_of(py, &one.batch)).collect();
+    let merge = make::Merge::new(&parts, now).ok()?;
+    Some(zeroed_array(py, merge.head.length, |d| merge.fill(d)).ok()?.unbind())
+}
+
+#[pymethods]
+impl Tails {
+    #[new]
+    fn new(view: Py<PyAny>, bytes_max: usize, object_bytes: usize, freed_max: usize) -> Tails {
+        Tails {
+            tails: Vec::new(),
+            free: Vec::new(),
+            topics: Vec::new(),
+            free_topics: Vec::new(),
+            dirty: Vec::new(),
+            order: BinaryHeap::new(),
+            doomed: Vec::new(),
+            serial: 0,
+            bytes: 0,
+            bytes_max,
+            object_bytes,
+            freed_max,
+            view,
+            counts: Counts::default(),
+        }
+    }
+
+    fn open(&mut self, bytes_max: usize) -> usize {
+        let tail = Tail { bytes_max, ..Tail::default() };
+        match self.free.pop() {
+            Some(slot) => {
+                let in_order = self.tails[slot].in_order; // the place of the one before it is still there
+                self.tails[slot] = Tail { in_order, ..tail };
+                slot
+            }
+            None => {
+                self.tails.push(tail);
+                self.tails.len() - 1
+            }
+        }
+    }
+
+    fn close(&mut self, slot: usize) -> PyResult<()> {
+        if let Some(topic) = self.tail(slot)?.topic {
+            self.topics[topic].open = false;
+        }
+        self.bytes -= self.tails[slot].bytes;
+        let tail = &mut self.tails[slot];
+        let kept = std::mem::take(&mut tail.kept);
+        tail.bytes = 0;
+        tail.pending.clear();
+        tail.topic = None;
+        if !kept.is_empty() {
+            self.doomed.push(kept);
+        }
+        self.free.push(slot);
+        Ok(())
+    }
+
+    fn add_topic(&mut self, slots: Vec<usize>) -> PyResult<u64> {
+        if slots.is_empty() || slots.iter().any(|slot| *slot >= self.tails.len()) {
+            return Err(refuse("no such tail"));
+        }
+        let index = self.free_topics.pop().unwrap_or_else(|| {
+            self.topics.push(Topic::default());
+            self.topics.len() - 1
+        });
+        for slot in &slots {
+            self.tails[*slot].topic = Some(index);
+        }
+        let topic = &mut self.topics[index];
+        topic.generation = topic.generation.wrapping_add(1);
+        (topic.open, topic.next, topic.published, topic.slots) = (true, 0, 0, slots);
+        Ok(u64::from(topic.generation) << 32 | index as u64)
+    }
+
+    fn remove_topic(&mut self, handle: u64) {
+        let index = handle as u32 as usize;
+        let Some(topic) = self.topics.get_mut(index) else { return };
+        if topic.generation == (handle >> 32) as u32 && !topic.slots.is_empty() {
+            topic.open = false;
+            for slot in std::mem::take(&mut topic.slots) {
+                self.tails[slot].topic = None;
+            }
+            self.free_topics.push(index);
+        }
+    }
+
+    fn published(&self, handle: u64) -> u64 {
+        let current = |topic: &&Topic| topic.generation == (handle >> 32) as u32 && !topic.slots.is_empty();
+        self.topics.get(handle as u32 as usize).filter(current).map_or(0, |topic| topic.published)
+    }
+
+    fn append(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, waits: bool) -> PyResult<u64> {
+        self.push(py, slot, batch, waits)
+    }
+
+    #[getter]
+    fn dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    fn seal(&mut self, py: Python<'_>, now: i64) -> PyResult<(Vec<usize>, bool)> {
+        let mut moved = Vec::new();
+        for slot in std::mem::take(&mut self.dirty) {
+            if self.tails[slot].pending.is_empty() {
+                continue; // it was closed meanwhile
+            }
+            self.seal_one(py, slot, now)?;
+            if self.tails[slot].watched {
+                moved.push(slot);
+            }
+        }
+        let more = (self.bytes > self.bytes_max || !self.doomed.is_empty()) && self.trim_order();
+        Ok((moved, more))
+    }
+
+    fn trim(&mut self) -> bool {
+        self.trim_order()
+    }
+
+    fn drop_older(&mut self, slot: usize, before: i64) -> PyResult<bool> {
+        self.tail(slot)?;
+        Ok(self.drop_over_bound(slot, before))
+    }
+
+    fn read<'py>(&mut self, py: Python<'py>, slot: usize, offset: u64, max_bytes: i64) -> PyResult<Bound<'py, PyList>> {
+        let found = PyList::empty(py);
+        let make = self.view.clone_ref(py);
+        let tail = self.tail(slot)?;
+        let mut at = tail.kept.partition_point(|kept| kept.base <= offset).saturating_sub(1);
+        let mut left = max_bytes;
+        while offset < tail.visible && at < tail.kept.len() {
+            let kept = &mut tail.kept[at];
+            if kept.view.is_none() {
+                kept.view = Some(make.call1(py, (&kept.batch,))?);
+            }
+            found.append(kept.view.as_ref().expect("made above"))?;
+            left -= kept.length as i64;
+            if left <= 0 {
+                break;
+            }
+            at += 1;
+        }
+        Ok(found)
+    }
+
+    fn offset_at(&mut self, slot: usize, timestamp: i64) -> PyResult<u64> {
+        let tail = self.tail(slot)?;
+        Ok(tail.kept.iter().find(|kept| kept.max_timestamp >= timestamp).map_or(tail.visible, |kept| kept.base))
+    }
+
+    fn set_watched(&mut self, slot: usize, watched: bool) -> PyResult<()> {
+        self.tail(slot)?.watched = watched;
+        Ok(())
+    }
+
+    fn state(&mut self, slot: usize) -> PyResult<(u64, u64, u64, usize)> {
+        let tail = self.tail(slot)?;
+        Ok((tail.start, tail.visible, tail.end, tail.bytes))
+    }
+
+    #[getter]
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn take_counts(&mut self) -> (u64, u64, u64, u64) {
+        let counts = std::mem::take(&mut self.counts);
+        (counts.appends, counts.batches, counts.bytes, counts.dropped)
+    }
+}
+
+/// The topics that one connection has published to, by name: handles of `Tails.add_topic`, and what Python calls them. What rights
+/// it had then is Python's to know: it clears them when rights change.
+#[pyclass(generic, module = "quintet.kernel._native")]
+#[derive(Default)]
+pub struct Routes {
+    by_name: HashMap<Vec<u8>, (u64, Py<PyAny>)>,
+}
+
+impl Routes {
+    pub fn find(&self, name: &[u8]) -> Option<&(u64, Py<PyAny>)> {
+        self.by_name.get(name)
+    }
+}
+
+#[pymethods]
+impl Routes {
+    #[new]
+    fn new() -> Routes {
+        Routes::default()
+    }
+
+    fn add(&mut self, name: &[u8], handle: u64, topic: Py<PyAny>) {
+        self.by_name.insert(name.to_vec(), (handle, topic));
+    }
+
+    fn clear(&mut self) {
+        self.by_name.clear();
+    }
+}

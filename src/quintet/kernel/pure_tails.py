@@ -1,0 +1,379 @@
+"""The newest part of partitions that are kept in memory, in pure Python: the specification of the native twin (`tails.rs`).
+
+A door appends to any number of topics in one call (`blip_append`), one call at the end of the turn gives everything its offset
+and makes it visible (`Tails.seal`). No I/O, no clock. `_native.pyi` says what each method promises.
+
+    append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
+"""
+
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Generic, NamedTuple, TypeVar
+
+from quintet.kernel.buffer import Buffer
+from quintet.kernel.pure_batch import merge, place
+from quintet.kernel.pure_blip import PUBLISH, blip_split
+
+MERGE_INPUT_BYTES_MAX = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
+MERGE_OUTPUT_BYTES_MAX = 1024 * 1024
+IN_ORDER_US = 60_000_000  # as in model/clocks.py: a clock that was set back by more is believed
+PING = 7
+
+_SPARSE = 64
+_KIND = struct.Struct("<12xHH32xQ")  # flags, columns, producer_id
+_SPAN = struct.Struct("<28xI")
+_MAX_TIMESTAMP = struct.Struct("<40xq")
+
+
+View = TypeVar("View")
+Target = TypeVar("Target")
+
+
+class _Pending(NamedTuple):
+    batch: bytearray
+    base: int
+    waits: bool
+
+
+class _Kept(Generic[View]):
+    __slots__ = ("base", "batch", "max_timestamp", "serial", "view")
+
+    def __init__(self, base: int, serial: int, batch: bytearray) -> None:
+        self.base = base
+        self.serial = serial
+        self.batch = batch
+        (self.max_timestamp,) = _MAX_TIMESTAMP.unpack_from(batch)
+        self.view: View | None = None
+
+
+class _Tail(Generic[View]):
+    __slots__ = (
+        "bytes", "bytes_max", "end", "in_order", "kept", "last_time", "pending", "start", "topic", "visible", "watched",
+    )  # fmt: skip
+
+    def __init__(self, bytes_max: int) -> None:
+        self.pending: list[_Pending] = []
+        self.kept: deque[_Kept[View]] = deque()
+        self.start = self.visible = self.end = 0
+        self.bytes = 0
+        self.bytes_max = bytes_max
+        self.last_time = 0
+        self.watched = False
+        self.in_order = False  # has its one place in `_order`
+        self.topic: _Topic | None = None
+
+
+class _Topic:
+    __slots__ = ("generation", "index", "next", "open", "published", "slots")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.generation = self.next = self.published = 0
+        self.open = False
+        self.slots: list[int] = []
+
+
+class Tails(Generic[View]):
+    def __init__(self, view: Callable[[bytearray], View], bytes_max: int, object_bytes: int, freed_max: int) -> None:
+        self._view = view
+        self._bytes_max = bytes_max
+        self._object_bytes = object_bytes
+        self._freed_max = freed_max
+        self._tails: list[_Tail[View]] = []
+        self._free: list[int] = []
+        self._topics: list[_Topic] = []
+        self._free_topics: list[int] = []
+        self._dirty: list[int] = []
+        self._order: list[
+            tuple[int, int]
+        ] = []  # a place for each tail that keeps something: serial of its oldest, slot
+        self._doomed: list[deque[_Kept[View]]] = []
+        self._serial = 0
+        self._counts = [0, 0, 0, 0]
+        self.bytes = 0
+
+    # -- tails and topics ----------------------------------------------------------------------------------------------
+
+    def _tail(self, slot: int) -> _Tail[View]:
+        if not 0 <= slot < len(self._tails):
+            raise ValueError("no such tail")
+        return self._tails[slot]
+
+    def open(self, bytes_max: int) -> int:
+        tail = _Tail[View](bytes_max)
+        if not self._free:
+            self._tails.append(tail)
+            return len(self._tails) - 1
+        slot = self._free.pop()
+        tail.in_order = self._tails[slot].in_order  # the place of the one before it is still there
+        self._tails[slot] = tail
+        return slot
+
+    def close(self, slot: int) -> None:
+        tail = self._tail(slot)
+        if tail.topic is not None:
+            tail.topic.open = False
+        self.bytes -= tail.bytes
+        if tail.kept:
+            self._doomed.append(tail.kept)
+        tail.kept, tail.pending, tail.bytes, tail.topic = deque(), [], 0, None
+        self._free.append(slot)
+
+    def add_topic(self, slots: list[int]) -> int:
+        if not slots or not all(0 <= slot < len(self._tails) for slot in slots):
+            raise ValueError("no such tail")
+        if self._free_topics:
+            topic = self._topics[self._free_topics.pop()]
+        else:
+            topic = _Topic(len(self._topics))
+            self._topics.append(topic)
+        for slot in slots:
+            self._tails[slot].topic = topic
+        topic.generation = (topic.generation + 1) % (1 << 32)
+        topic.open, topic.next, topic.published, topic.slots = True, 0, 0, list(slots)
+        return topic.generation << 32 | topic.index
+
+    def _topic(self, handle: int) -> _Topic | None:
+        index = handle & 0xFFFFFFFF
+        if index >= len(self._topics) or self._topics[index].generation != handle >> 32:
+            return None
+        topic = self._topics[index]
+        return topic if topic.slots else None
+
+    def remove_topic(self, handle: int) -> None:
+        topic = self._topic(handle)
+        if topic is not None:
+            for slot in topic.slots:
+                self._tails[slot].topic = None
+            topic.open, topic.slots = False, []
+            self._free_topics.append(topic.index)
+
+    def published(self, handle: int) -> int:
+        topic = self._topic(handle)
+        return topic.published if topic is not None else 0
+
+    # -- appending -----------------------------------------------------------------------------------------------------
+
+    def append(self, slot: int, batch: bytearray, waits: bool) -> int:
+        tail = self._tail(slot)
+        if len(batch) < 64:
+            raise ValueError("no batch here: too short, or a header field is out of its range")
+        base = tail.end
+        tail.end = base + int(_SPAN.unpack_from(batch)[0])
+        if not tail.pending:
+            self._dirty.append(slot)
+        tail.pending.append(_Pending(batch, base, waits))
+        return base
+
+    def publish(self, handle: int, batch: bytearray, count: int) -> bool:
+        """Append to the next partition of a topic that is open. False: Python decides."""
+        topic = self._topic(handle)
+        if topic is None or not topic.open:
+            return False
+        topic.published += count
+        slot = topic.slots[topic.next]
+        topic.next = topic.next + 1 if topic.next + 1 < len(topic.slots) else 0
+        self.append(slot, batch, False)
+        return True
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._dirty)
+
+    def seal(self, now: int) -> tuple[list[int], bool]:
+        dirty, self._dirty = self._dirty, []
+        moved: list[int] = []
+        for slot in dirty:
+            if self._tails[slot].pending:  # else it was closed meanwhile
+                self._seal(slot, now)
+                if self._tails[slot].watched:
+                    moved.append(slot)
+        more = (self.bytes > self._bytes_max or bool(self._doomed)) and self.trim()
+        return moved, more
+
+    def _seal(self, slot: int, now: int) -> None:
+        tail = self._tails[slot]
+        pending, tail.pending = tail.pending, []
+        self._counts[0] += len(pending)
+        if now < tail.last_time <= now + IN_ORDER_US:
+            now = tail.last_time
+        tail.last_time = now
+        for group in _groups(pending):
+            batch = _merged(group, now)
+            if batch is None:
+                for one in group:
+                    self._keep(slot, one.batch, now)
+                continue
+            for one in group:
+                if one.waits:
+                    place(one.batch, one.base, now)
+            self._keep(slot, batch, now)
+        tail.visible = tail.end
+        self.drop_older(slot, -(1 << 63))
+
+    def _keep(self, slot: int, batch: bytearray, now: int) -> None:
+        tail = self._tails[slot]
+        base = tail.visible
+        place(batch, base, now)
+        tail.visible = base + int(_SPAN.unpack_from(batch)[0])
+        self._serial += 1
+        tail.kept.append(_Kept(base, self._serial, batch))
+        size = len(batch) + self._object_bytes
+        tail.bytes += size
+        self.bytes += size
+        self._counts[1] += 1
+        self._counts[2] += len(batch)
+        if not tail.in_order:
+            tail.in_order = True
+            heappush(self._order, (tail.kept[0].serial, slot))
+
+    # -- bounds --------------------------------------------------------------------------------------------------------
+
+    def drop_older(self, slot: int, before: int) -> bool:
+        tail = self._tail(slot)
+        for _ in range(self._freed_max):
+            over = tail.bytes > tail.bytes_max and len(tail.kept) > 1
+            if not tail.kept or not (over or tail.kept[0].max_timestamp < before):
+                return False
+            self._drop_oldest(tail)
+        return True
+
+    def _drop_oldest(self, tail: _Tail[View]) -> None:
+        gone = tail.kept.popleft()
+        size = len(gone.batch) + self._object_bytes
+        tail.bytes -= size
+        self.bytes -= size
+        tail.start = tail.kept[0].base if tail.kept else tail.visible
+        self._counts[3] += 1
+
+    def trim(self) -> bool:
+        freed = 0
+        while freed < self._freed_max and self._doomed:
+            gone = self._doomed[-1]
+            taken = min(len(gone), self._freed_max - freed)
+            for _ in range(taken):
+                gone.pop()
+            freed += max(taken, 1)
+            if not gone:
+                self._doomed.pop()
+        while freed < self._freed_max and self.bytes > self._bytes_max and self._order:
+            serial, slot = heappop(self._order)
+            tail = self._tails[slot]
+            if not tail.kept:
+                tail.in_order = False
+                continue
+            freed += 1
+            if tail.kept[0].serial == serial:
+                if len(tail.kept) == 1:  # the newest batch of a topic stays
+                    tail.in_order = False
+                    continue
+                self._drop_oldest(tail)
+            heappush(self._order, (tail.kept[0].serial, slot))
+        return bool(self._doomed) or freed >= self._freed_max
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, slot: int, offset: int, max_bytes: int) -> list[View]:
+        tail = self._tail(slot)
+        if offset >= tail.visible:
+            return []
+        kept, found = tail.kept, list[View]()
+        for at in range(max(bisect_right(kept, offset, key=_base_of) - 1, 0), len(kept)):
+            one = kept[at]
+            if one.view is None:
+                one.view = self._view(one.batch)
+            found.append(one.view)
+            max_bytes -= len(one.batch)
+            if max_bytes <= 0:
+                break
+        return found
+
+    def offset_at(self, slot: int, timestamp: int) -> int:
+        tail = self._tail(slot)
+        return next((one.base for one in tail.kept if one.max_timestamp >= timestamp), tail.visible)
+
+    def set_watched(self, slot: int, watched: bool) -> None:
+        self._tail(slot).watched = watched
+
+    def state(self, slot: int) -> tuple[int, int, int, int]:
+        tail = self._tail(slot)
+        return tail.start, tail.visible, tail.end, tail.bytes
+
+    def take_counts(self) -> tuple[int, int, int, int]:
+        appends, batches, size, dropped = self._counts
+        self._counts = [0, 0, 0, 0]
+        return appends, batches, size, dropped
+
+
+def _base_of(kept: _Kept[View]) -> int:
+    return kept.base
+
+
+def _groups(pending: list[_Pending]) -> list[list[_Pending]]:
+    """Runs of small batches of one kind, which may become one batch; all others alone. Order is kept."""
+    groups: list[list[_Pending]] = []
+    kind, room = -1, 0
+    for one in pending:
+        size = len(one.batch)
+        flags, columns, producer = _KIND.unpack_from(one.batch)
+        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & _SPARSE and not producer
+        if mergeable and flags == kind and size <= room:
+            groups[-1].append(one)
+            room -= size
+        else:
+            groups.append([one])
+            kind, room = (flags, MERGE_OUTPUT_BYTES_MAX - size) if mergeable else (-1, 0)
+    return groups
+
+
+def _merged(group: list[_Pending], now: int) -> bytearray | None:
+    """One batch of several; None: there is only one, or they have more origins than a batch can name."""
+    if len(group) == 1:
+        return None
+    try:
+        return merge([one.batch for one in group], now)
+    except ValueError:
+        return None
+
+
+class Routes(Generic[Target]):
+    def __init__(self) -> None:
+        self._by_name: dict[bytes, tuple[int, Target]] = {}
+        self.find = self._by_name.get
+
+    def add(self, name: bytes, handle: int, topic: Target) -> None:
+        self._by_name[name] = (handle, topic)
+
+    def clear(self) -> None:
+        self._by_name.clear()
+
+
+def blip_append(
+    tails: Tails[View],
+    routes: Routes[Target],
+    data: Buffer,
+    start: int,
+    version: int,
+    max_frame: int,
+    origin: bytes,
+    now: int,
+) -> tuple[list[tuple[int, ...] | tuple[object, ...]], int, int, Target | None]:
+    items, end, fatal = blip_split(data, start, version, max_frame, origin, now)
+    left: list[tuple[int, ...] | tuple[object, ...]] = []
+    last: Target | None = None
+    direct = True
+    for item in items:
+        if direct and item[0] == PUBLISH:
+            _, qos, name, batch, ids = item
+            assert isinstance(name, bytes) and isinstance(batch, bytearray) and isinstance(ids, bytes)
+            known = routes.find(name) if qos == 0 else None
+            if known is not None and tails.publish(known[0], batch, len(ids) >> 3):
+                last = known[1]
+                continue
+        if item[0] != PING:
+            direct = False  # what comes behind it must not overtake it
+        left.append(item)
+    return left, end, fatal, last
