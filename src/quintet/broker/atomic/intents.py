@@ -154,7 +154,6 @@ class Intents:
         self._unwritten: dict[Target, Promise[None]] = {}  # its last intent that waits for a thread, or behind one
         self._last = 0
         self._bytes = 0
-        self.carried_out = 0
 
     def on_effect(self, kind: type[E], apply: Apply[E]) -> None:
         """Who applies effects of this type: any number of times, with the same result as once. It appends on every call,
@@ -310,7 +309,6 @@ class Intents:
             *(self._apply(running, kind, payload) for kind, payload in row.effects),
         )
         self._forget(running)
-        self.carried_out += 1
         start_alone(self._scheduler, self._close(row))
         if running.stages:
             self._emptied(running.stages)

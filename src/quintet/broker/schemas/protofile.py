@@ -241,9 +241,9 @@ class _Parser:
             raise self._fail("groups are not supported; use a message")
         if oneof is not None:
             field.oneof_index = oneof
-        self._finish_field(message, field, kind, "a field")
+        self._finish_field(field, kind, "a field")
 
-    def _finish_field(self, message: descriptor_pb2.DescriptorProto, field: Field, kind: str, what: str) -> None:
+    def _finish_field(self, field: Field, kind: str, what: str) -> None:
         if kind in SCALARS:
             field.type = SCALARS[kind]
         elif kind:
@@ -287,7 +287,7 @@ class _Parser:
         value = self._type()
         self._expect(">")
         field = message.field.add(label=Field.LABEL_REPEATED, type=Field.TYPE_MESSAGE)
-        self._finish_field(message, field, "", "a map")
+        self._finish_field(field, "", "a map")
         entry = "".join(part[:1].upper() + part[1:] for part in field.name.split("_")) + "Entry"
         field.type_name = entry
         nested = message.nested_type.add(name=entry)

@@ -166,7 +166,7 @@ class Schemas:
                 f"the new version of schema {name!r} is not {mode} compatible with version {latest.version}: "
                 + "; ".join(reasons),
                 reasons=tuple(reasons),
-                hint="change the definition, or set the subject's compatibility to none",
+                hint="change the definition, or register the latest one again with compatibility none",
             )
 
     def _register_again(self, subject: _Subject, latest: SchemaRow, mode: str) -> Promise[Schema]:
@@ -220,17 +220,6 @@ class Schemas:
             gone = self._table.delete(_key(name, number))
         await gone
         return len(deleted)
-
-    async def set_compatibility(self, name: str, mode: str) -> str:
-        """What new versions of this subject must satisfy from now on; the mode."""
-        mode = _mode(mode)
-        subject = self._subjects.get(name)
-        if subject is None:
-            raise self._missing(name, LATEST)
-        stored = self._put_subject(name, mode, subject.last)
-        subject.compatibility = mode
-        await stored
-        return mode
 
     def _put_subject(self, name: str, mode: str, last: int) -> Promise[None]:
         return self._table.put(_key(name, 0), SchemaRow(name, 0, compatibility=mode, last=last))

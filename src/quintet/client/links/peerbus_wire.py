@@ -122,7 +122,6 @@ class Wire(SocketConnection):
         self._early_bytes = 0
         self.missed = False  # a delivery came without a subscription: it is delivered again on the next connection
         self._full = self._has_name = False
-        self.no_key = 0  # deliveries without a delivery key
         self.unreadable = 0  # deliveries that are not JSON as it must be, or nested too deeply
 
     # -- objects ---------------------------------------------------------------------------------------------------
@@ -174,7 +173,6 @@ class Wire(SocketConnection):
 
     def _deliver(self, key: str, data: bytes) -> None:
         if not key:
-            self.no_key += 1
             log.warning("%s delivered a message without a delivery key: dropped", self._where)
         elif (source := self._mailbox()) is not None:
             source.delivered(key, data)

@@ -28,7 +28,6 @@ TAKEOVERS: Final = (1008, "too many takeovers of this name")
 FREED: Final = (1008, "name was freed")
 NAMES: Final = (1008, "too many names of this token's owner")
 TOO_BIG: Final = (1009, "message too big")
-BAD_UTF8: Final = (1007, "text is not UTF-8")
 TAKEN_OVER: Final = (0, "another connection took the name over")
 
 

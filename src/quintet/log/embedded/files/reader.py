@@ -185,7 +185,7 @@ def _index_for(disk: Disk, handle: int, view: View, offset: int, found: Found) -
         return index
     if index is None:
         loaded = load_index(disk, segment, view.end)
-        if loaded is not None and _leads(disk, handle, loaded, offset, view.seed):
+        if loaded is not None and _leads(disk, handle, loaded, offset):
             found.indexes.append((segment, loaded, view.end))
             return loaded
     made = build_index(disk, handle, segment, view.end)
@@ -198,7 +198,7 @@ def _index_for(disk: Disk, handle: int, view: View, offset: int, found: Found) -
     return made
 
 
-def _leads(disk: Disk, handle: int, index: Index, offset: int, seed: int) -> bool:
+def _leads(disk: Disk, handle: int, index: Index, offset: int) -> bool:
     """Does the entry for offset lead to the batch it names? Only its header is looked at; scan checks the rest."""
     place = index.place(offset)
     if place is None:

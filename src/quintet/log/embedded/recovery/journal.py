@@ -44,7 +44,6 @@ assert 2 * RECORD_BYTES_MAX < JOURNAL_BYTES
 
 FIRST_RECORD: Final = _FILE_BYTES
 ENTRY_BYTES: Final = _ENTRY.size
-RECORD_HEADER_BYTES: Final = _RECORD.size
 
 
 class Entry(NamedTuple):
