@@ -28,7 +28,6 @@ from quintet.config import Settings, reloading
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
 from quintet.config.renaming import OldName
-from quintet.delivery.subscription import Policy
 from quintet.flight import wire
 from quintet.flight.section import FlightListener
 from quintet.log.anchors import ANCHORS_NAME
@@ -37,7 +36,6 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
-from quintet.model.sections import microseconds
 from quintet.net.connection import Connection
 from quintet.net.doors import OpenDoors, cannot_listen
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
@@ -457,26 +455,13 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         )
     return BrokerOptions(
         topics=TopicPolicy(rules, topics.durability, topics.topics_max, delivery.queue_messages_max),
-        delivery=Policy(
-            in_flight_max=delivery.in_flight_max,
-            attempts_max=delivery.attempts_max,
-            poll_backoff_us=microseconds(delivery.retry_backoff_seconds),
-            push_timeout_us=microseconds(delivery.push_timeout_seconds),
-        ),
-        dead_letter_suffix=delivery.dead_letter_suffix,
-        subscription_idle_us=microseconds(delivery.subscription_idle_seconds),
-        subscriptions_max=delivery.subscriptions_max,
-        unsynced_bytes_max=settings.limits.unsynced_bytes_max,
-        group_timeout_us=microseconds(delivery.group_timeout_seconds),
+        delivery=delivery,
+        limits=settings.limits,
+        audit=settings.audit,
         queues=settings.listeners.of(FAST),
         peers=settings.peers,
         caches=settings.cache,
         tenants=_tenants(settings),
-        keep_rejected=delivery.keep_rejected,
-        password_bytes_min=settings.limits.password_bytes_min,
-        audit_bytes=settings.limits.audit_bytes,
-        events=settings.audit.events,
-        events_bytes=settings.audit.events_bytes,
         entropy=os.urandom,
         doors=origins(settings.listeners.doors),
     )

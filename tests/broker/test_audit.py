@@ -10,6 +10,7 @@ from quintet.broker.audit import audit_log as module
 from quintet.broker.audit.audit_log import EVENTS_PER_SECOND_MAX, Event, Query
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Principal
+from quintet.broker.sections import LimitSection
 from quintet.model.errors import AuthError, BadRequest, Forbidden, TooLarge
 from quintet.testing.line import SimBroker
 
@@ -141,7 +142,7 @@ def test_what_a_peer_sent_is_clipped(sim: SimBroker) -> None:
 
 
 def test_the_topic_is_bounded_in_bytes() -> None:
-    sim = SimBroker(options=BrokerOptions(audit_bytes=8 * 65_536))
+    sim = SimBroker(options=BrokerOptions(limits=LimitSection(audit_bytes=8 * 65_536)))
     for number in range(3000):
         sim.broker.audit.record("acl.set", "x" * 255, "y" * 255, "success", n=number)
         if number % 100 == 0:

@@ -11,6 +11,7 @@ from quintet import kernel
 from quintet.broker import core
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, Principal, hash_secret
+from quintet.broker.sections import DeliverySection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule, check_name
 from quintet.model.errors import AuthError, BadName, Forbidden, LimitExceeded, ShuttingDown
 from quintet.protocols.doors import PROTOCOLS
@@ -138,7 +139,7 @@ def test_credentials_live_in_the_log_as_hashes_and_are_replaced_whole() -> None:
 
 
 def test_an_idle_subscription_is_forgotten_and_said_so() -> None:
-    sim = SimBroker(options=BrokerOptions(subscription_idle_us=DAY))
+    sim = SimBroker(options=BrokerOptions(delivery=DeliverySection(subscription_idle_seconds=86_400)))
     topic = sim.broker.topics.ensure(b"t", durable=True)
     sim.broker.subscriptions.create("dev", topic, 1, door="blipmq")
     sim.scheduler.run_until_idle()

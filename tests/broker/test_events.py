@@ -13,6 +13,7 @@ import pytest
 from quintet.broker.audit import delivery_events as module
 from quintet.broker.audit.delivery_events import EVERY_US, Events
 from quintet.broker.core import BrokerOptions
+from quintet.broker.sections import AuditSection
 from quintet.delivery.delivered import DeliveredRanges, LaneRanges, joined
 from quintet.model.errors import QuintetError
 from quintet.model.tasks import start
@@ -132,7 +133,7 @@ def test_polls_count_and_a_second_attempt_is_a_second_row() -> None:
     ("off", []),
 ])  # fmt: skip
 def test_modes(mode: Any, expected: Rows) -> None:
-    sim = make_sim(BrokerOptions(events=mode))
+    sim = make_sim(BrokerOptions(audit=AuditSection(events=mode)))
     peer = ready(sim, 2)
     id = subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"a", b"b", qos=0))

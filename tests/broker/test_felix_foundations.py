@@ -10,9 +10,9 @@ from quintet.broker.consumers.pushed_member import HEARTBEAT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import Deadlines
+from quintet.broker.sections import DeliverySection
 from quintet.broker.topics.catalog import CacheTopic, TopicPolicy, TopicRule
 from quintet.delivery.lane import Lane
-from quintet.delivery.subscription import Policy
 from quintet.model.errors import StorageError
 from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
@@ -203,7 +203,7 @@ def test_a_partition_that_comes_back_goes_on_where_the_other_got_to(sim: SimBrok
 
 
 def test_a_dead_letter_of_a_transient_subscription_does_not_make_it_last() -> None:
-    sim = SimBroker(options=BrokerOptions(delivery=Policy(push_timeout_us=SECOND, attempts_max=1)))
+    sim = SimBroker(options=BrokerOptions(delivery=DeliverySection(push_timeout_seconds=1, attempts_max=1)))
     topic = topic_of(sim)
     subscription = sim.broker.subscriptions.transient("ann", topic, door="felix", qos=1)
     subscription.attach(Taker())

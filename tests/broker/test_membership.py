@@ -7,9 +7,9 @@ import pytest
 from quintet import kernel
 from quintet.broker.consumers.pushed_member import HEARTBEAT_US, Membership
 from quintet.broker.core import BrokerOptions
+from quintet.broker.sections import DeliverySection
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import seek_all
-from quintet.delivery.subscription import Policy
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import Fenced, Forbidden
 from quintet.model.tasks import start
@@ -49,7 +49,7 @@ class Taker:
 
 @pytest.fixture
 def sim() -> SimBroker:
-    return SimBroker(options=BrokerOptions(delivery=Policy(push_timeout_us=SECOND, attempts_max=2)))
+    return SimBroker(options=BrokerOptions(delivery=DeliverySection(push_timeout_seconds=1, attempts_max=2)))
 
 
 def topic_of(sim: SimBroker, partitions: int = 2) -> Topic:

@@ -21,8 +21,7 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
 from quintet.broker.doors.pipelines import FORGET_US, Pipelines, Report
 from quintet.broker.identity.access import Principal
-from quintet.broker.sections import QueueSection, Tenant
-from quintet.delivery.subscription import Policy
+from quintet.broker.sections import DeliverySection, QueueSection, Tenant
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.partitions.partition import IDLE_CLOSE_US, FilePartition
 from quintet.model import limits
@@ -182,7 +181,7 @@ def message_in_pieces() -> Armed:
 # -- deliveries and members ---------------------------------------------------------------------------------------------
 
 ANN = fast_helpers.token()
-PUSH = BrokerOptions(delivery=Policy(push_timeout_us=8 * SECOND, poll_backoff_us=8 * SECOND))
+PUSH = BrokerOptions(delivery=DeliverySection(push_timeout_seconds=8, retry_backoff_seconds=8))
 
 
 def blip_push() -> Armed:
@@ -242,7 +241,7 @@ def long_poll() -> Armed:
 
 
 def idle_subscription() -> Armed:
-    sim = SimBroker(options=BrokerOptions(subscription_idle_us=20 * DAY))
+    sim = SimBroker(options=BrokerOptions(delivery=DeliverySection(subscription_idle_seconds=20 * 86_400)))
     peer = ready(sim)
     subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"backlog"))

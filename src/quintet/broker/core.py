@@ -41,8 +41,8 @@ from quintet.broker.atomic.stages import TABLE as FENCES_TABLE
 from quintet.broker.atomic.stages import FenceRow, Stages
 from quintet.broker.atomic.transactions import TransactionLimits, Transactions
 from quintet.broker.audit.audit_log import Audit
-from quintet.broker.audit.delivery_events import Events, Mode
-from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
+from quintet.broker.audit.delivery_events import Events
+from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.consumers.group import CommitPayload, GroupRow
 from quintet.broker.consumers.polled_members import Claims
 from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
@@ -59,7 +59,15 @@ from quintet.broker.identity.tenants import Tenants
 from quintet.broker.identity.tokens import TokenOptions, Tokens
 from quintet.broker.identity.users import ConfiguredUser, Users
 from quintet.broker.schemas.registry import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
-from quintet.broker.sections import CacheSection, PeerSection, QueueSection, Tenant
+from quintet.broker.sections import (
+    AuditSection,
+    CacheSection,
+    DeliverySection,
+    LimitSection,
+    PeerSection,
+    QueueSection,
+    Tenant,
+)
 from quintet.broker.slices import Elsewhere, Slices
 from quintet.broker.table import T, Table
 from quintet.broker.topics.catalog import (
@@ -74,7 +82,7 @@ from quintet.broker.topics.catalog import (
 )
 from quintet.broker.topics.long_polls import LongPolls, Wait
 from quintet.delivery.sink import Sink
-from quintet.delivery.subscription import Policy, Subscription
+from quintet.delivery.subscription import Subscription
 from quintet.log.base import Durability, Log, Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -100,22 +108,14 @@ class BrokerOptions:
     """The broker's branch of the configuration."""
 
     topics: TopicPolicy = field(default_factory=lambda: TopicPolicy(rules=[TopicRule("*")]))
-    delivery: Policy = field(default_factory=Policy)
-    dead_letter_suffix: str = "-dlq"
-    subscription_idle_us: int = 30 * 24 * 3600 * 1_000_000
-    subscriptions_max: int = 100_000
-    unsynced_bytes_max: int = limits.UNSYNCED_BYTES_MAX
-    password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT
-    audit_bytes: int = limits.AUDIT_BYTES_DEFAULT
-    events: Mode = "all"
-    events_bytes: int = limits.EVENTS_BYTES_DEFAULT
-    group_timeout_us: int = SESSION_TIMEOUT_US
+    delivery: DeliverySection = field(default_factory=DeliverySection)
+    limits: LimitSection = field(default_factory=LimitSection)
+    audit: AuditSection = field(default_factory=AuditSection)
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
     queues: QueueSection = field(default_factory=QueueSection)
     peers: PeerSection = field(default_factory=PeerSection)
     caches: CacheSection = field(default_factory=CacheSection)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
-    keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
     doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
 
@@ -131,7 +131,7 @@ class Broker:
         self.clock = WallClock(scheduler.now(), scheduler.monotonic())
         self._report = report
         self.doors = options.doors
-        self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
+        self.access = Access(dead_letter_suffix=options.delivery.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
@@ -141,11 +141,11 @@ class Broker:
         self._options = options
         topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
         subscriptions_table = _loaded(Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow))
-        self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
+        self.audit = Audit(log, scheduler, report, bytes_max=options.limits.audit_bytes)
         self.audit.load()
-        self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
+        self.events = Events(log, scheduler, report, mode=options.audit.events, bytes_max=options.audit.events_bytes)
         self.events.load()
-        self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
+        self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.limits.password_bytes_min)
         self.users.load()
         self.keys = Keys(
             _loaded(Table(log, *CREDENTIALS_TABLE, CredentialRow)),
@@ -156,7 +156,7 @@ class Broker:
         self.topics = Topics(log, topics_table, policy, options.entropy)
         self.topics.load()
         self.topics.check_folders(report)
-        self.keeps_rejected = options.keep_rejected
+        self.keeps_rejected = options.delivery.keep_rejected
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)),
             self.topics,
@@ -166,16 +166,18 @@ class Broker:
             self.elsewhere,
         )
         letters = _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True))
-        self.dead = DeadLetters(letters, self.topics, self.intents, scheduler, suffix=options.dead_letter_suffix)
+        self.dead = DeadLetters(
+            letters, self.topics, self.intents, scheduler, suffix=options.delivery.dead_letter_suffix
+        )
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,
-            options.delivery,
+            options.delivery.policy,
             scheduler,
             report,
-            dead_letter_suffix=options.dead_letter_suffix,
-            idle_us=options.subscription_idle_us,
-            subscriptions_max=options.subscriptions_max,
+            dead_letter_suffix=options.delivery.dead_letter_suffix,
+            idle_us=options.delivery.subscription_idle_us,
+            subscriptions_max=options.delivery.subscriptions_max,
             dead=self.dead,
             intents=self.intents,
             events=self.events,
@@ -210,7 +212,7 @@ class Broker:
             self.topics,
             scheduler,
             report,
-            session_timeout_us=options.group_timeout_us,
+            session_timeout_us=options.delivery.group_timeout_us,
             events=self.events,
         )
         self.groups.load()
@@ -369,7 +371,7 @@ class Broker:
 
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""
-        return self.log.unsynced_bytes > self._options.unsynced_bytes_max
+        return self.log.unsynced_bytes > self._options.limits.unsynced_bytes_max
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 

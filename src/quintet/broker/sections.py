@@ -1,4 +1,4 @@
-"""Defines the sections of the configuration that the broker itself is handed: queues, peers, caches, tenants.
+"""Defines the sections of the configuration that the broker itself is handed: delivery, limits, audit, and those of doors.
 
 Each is handed down whole by server.py to the part that uses it; config/ reads them into the tree of options. A key has its unit in its
 type and its reason in its description. Times are seconds to whoever writes them and microseconds to the broker. No files are read
@@ -11,14 +11,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
+from quintet.delivery.subscription import Policy
 from quintet.model import limits
 from quintet.model.sections import (
     DAY_SECONDS,
     Bytes,
     BytesMax,
+    BytesMin,
     BytesPerSecond,
     Count,
     Durability,
+    FractionalSeconds,
+    PerMinute,
     Renamed,
     Seconds,
     Section,
@@ -186,4 +190,141 @@ class Tenant(Section):
     cache_bytes: Bytes = Field(default=0, description="What its caches keep, in bytes; above it its own keys go first.")
     publish_bytes_per_second_max: BytesPerSecond = Field(
         default=0, description="What it may publish per second, in bytes; it is slowed down above."
+    )
+
+
+class DeliverySection(Section):
+    """How messages reach subscribers that acknowledge."""
+
+    renamed = (
+        Renamed("retry_backoff_ms", "retry_backoff_seconds", per=1000),
+        Renamed("push_timeout_ms", "push_timeout_seconds", per=1000),
+        Renamed("group_timeout_ms", "group_timeout_seconds", per=1000),
+        Renamed("subscription_idle_days", "subscription_idle_seconds", times=DAY_SECONDS),
+        Renamed("max_attempts", "attempts_max"),
+    )
+
+    retry_backoff_seconds: Annotated[FractionalSeconds, Field(ge=0.001)] = Field(
+        default=0.5,
+        description="Wait for the acknowledgement of a polled message before it is due again, in seconds; doubles with each "
+        "attempt.",
+    )
+    push_timeout_seconds: Annotated[FractionalSeconds, Field(ge=0.001)] = Field(
+        default=30.0,
+        description="Wait for the acknowledgement of a pushed message, from when its consumer reached it, before it is sent "
+        "again, in seconds.",
+    )
+    attempts_max: Count = Field(
+        default=5, description="Deliveries of a message before it goes to the dead-letter topic."
+    )
+    in_flight_max: Count = Field(
+        default=1_000, description="Messages delivered and not yet acknowledged, per partition of a subscription."
+    )
+    queue_messages_max: Unbounded = Field(
+        default=0,
+        description="Unsettled messages per QoS 1 subscription above which QoS 1 publishes to its topic are refused "
+        "(NACK); 0: only the disk is the limit.",
+    )
+    dead_letter_suffix: str = Field(
+        default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
+    )
+    group_timeout_seconds: Annotated[FractionalSeconds, Field(ge=1, le=300)] = Field(
+        default=10.0,
+        description="Silence after which a member of a consumer group loses its partitions, in seconds.",
+    )
+    keep_rejected: bool = Field(
+        default=False, description="Whether what a schema refuses is also kept among the dead letters of its topic."
+    )
+    subscriptions_max: Count = Field(default=100_000, description="Subscriptions that may exist; one more is refused.")
+    subscription_idle_seconds: Annotated[Seconds, Field(ge=1)] = Field(
+        default=30 * DAY_SECONDS, description="Time after which an unused subscription is forgotten, in seconds."
+    )
+
+    @property
+    def policy(self) -> Policy:
+        """What a subscription begins with: each may have another one."""
+        return Policy(
+            in_flight_max=self.in_flight_max,
+            attempts_max=self.attempts_max,
+            poll_backoff_us=microseconds(self.retry_backoff_seconds),
+            push_timeout_us=microseconds(self.push_timeout_seconds),
+        )
+
+    @property
+    def group_timeout_us(self) -> int:
+        return microseconds(self.group_timeout_seconds)
+
+    @property
+    def subscription_idle_us(self) -> int:
+        return microseconds(self.subscription_idle_seconds)
+
+
+class LimitSection(Section):
+    """What the broker protects itself with."""
+
+    renamed = (
+        Renamed("disk_floor_bytes", "disk_free_bytes_min"),
+        Renamed("auth_failures_per_minute", "auth_failures_per_minute_max"),
+    )
+
+    disk_free_bytes_min: BytesMin | None = Field(
+        default=None,
+        description="Free disk space below which publishes are refused, in bytes; not set: 256 MiB, or 5 % of the disk "
+        "if that is less.",
+    )
+    unsynced_bytes_max: Annotated[BytesMax, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.UNSYNCED_BYTES_MAX,
+        description="Bytes waiting for the disk above which publishers are not read from.",
+    )
+    tail_cache_bytes: Bytes = Field(
+        default=limits.TAIL_CACHE_BYTES, description="Recent messages kept in memory for readers at the tail, in bytes."
+    )
+    memory_topics_bytes: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.MEMORY_TOPICS_BYTES,
+        description="What all memory topics together keep, in bytes; the oldest go first.",
+    )
+    output_bytes_max: Annotated[BytesMax, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.OUTPUT_BYTES_MAX,
+        description="Large answers and deliveries that readers have not taken yet, over all connections, in bytes; "
+        "more of them wait.",
+    )
+    connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
+    connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
+    password_bytes_min: Annotated[BytesMin, Field(ge=1, le=limits.PASSWORD_BYTES_MAX)] = Field(
+        default=limits.PASSWORD_BYTES_MIN_DEFAULT,
+        description="Shortest password that can be set on the wire, in bytes; [[users]] are free to have shorter ones.",
+    )
+    audit_bytes: Annotated[Bytes, Field(ge=8 * limits.SEGMENT_BYTES_MIN)] = Field(
+        default=limits.AUDIT_BYTES_DEFAULT,
+        description="What the audit of logins, refusals and changes of rights keeps, in bytes.",
+    )
+    auth_failures_per_minute_max: PerMinute = Field(
+        default=20, description="Failed logins from one address per minute, then it waits."
+    )
+
+
+class AuditSection(Section):
+    """What can be proved afterwards: the chain over all records, its anchors, and who got and settled what."""
+
+    chain: Literal["durable", "all", "off"] = Field(
+        default="durable",
+        description="Which topics are hash chains: durable: those with durability fsync; all: also interval and os.",
+    )
+    key_file: Path | None = Field(
+        default=None,
+        description="File with a key (one line) for the chain: without it nobody can continue or rewrite a chain.",
+    )
+    anchor_seconds: Annotated[Seconds, Field(ge=1, le=3600)] = Field(
+        default=10, description="How often the heads of the chains are written to the anchors, in seconds."
+    )
+    anchor_file: Path | None = Field(
+        default=None, description="File of the anchors, best on another disk. Not given: `anchors` in the data folder."
+    )
+    events: Literal["all", "acknowledged", "off"] = Field(
+        default="all",
+        description="Which deliveries leave a row in the audit: all, only those that must be acknowledged, or none.",
+    )
+    events_bytes: Annotated[Bytes, Field(ge=8 * limits.SEGMENT_BYTES_MIN)] = Field(
+        default=limits.EVENTS_BYTES_DEFAULT,
+        description="What the audit of deliveries and acknowledgements keeps, in bytes.",
     )

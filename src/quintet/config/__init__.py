@@ -23,27 +23,23 @@ from pydantic_core import PydanticCustomError
 
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
-from quintet.broker.sections import CacheSection, Tenant
+from quintet.broker.sections import AuditSection, CacheSection, DeliverySection, LimitSection, Tenant
 from quintet.config.doors import Listeners, load_plugins, with_plugins
 from quintet.config.fields import matches, read_secret
 from quintet.config.renaming import Item, OldName, dotted, renamed_items, renamed_tree
-from quintet.config.trust import Audit, Peers, Tokens
+from quintet.config.trust import Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError
 from quintet.model.sections import (
     DAY_SECONDS,
     Bytes,
-    BytesMax,
-    BytesMin,
     Count,
     Durability,
     FractionalSeconds,
     Partitions,
-    PerMinute,
     Renamed,
     Seconds,
     Section,
-    Unbounded,
     section_of,
 )
 from quintet.protocols.options import Listener, is_loopback
@@ -289,98 +285,6 @@ class Topics(TopicSettings):
         return TopicSettings(**values)
 
 
-class Delivery(Section):
-    """How messages reach subscribers that acknowledge."""
-
-    renamed = (
-        Renamed("retry_backoff_ms", "retry_backoff_seconds", per=1000),
-        Renamed("push_timeout_ms", "push_timeout_seconds", per=1000),
-        Renamed("group_timeout_ms", "group_timeout_seconds", per=1000),
-        Renamed("subscription_idle_days", "subscription_idle_seconds", times=DAY_SECONDS),
-        Renamed("max_attempts", "attempts_max"),
-    )
-
-    retry_backoff_seconds: Annotated[FractionalSeconds, Field(ge=0.001)] = Field(
-        default=0.5,
-        description="Wait for the acknowledgement of a polled message before it is due again, in seconds; doubles with each "
-        "attempt.",
-    )
-    push_timeout_seconds: Annotated[FractionalSeconds, Field(ge=0.001)] = Field(
-        default=30.0,
-        description="Wait for the acknowledgement of a pushed message, from when its consumer reached it, before it is sent "
-        "again, in seconds.",
-    )
-    attempts_max: Count = Field(
-        default=5, description="Deliveries of a message before it goes to the dead-letter topic."
-    )
-    in_flight_max: Count = Field(
-        default=1_000, description="Messages delivered and not yet acknowledged, per partition of a subscription."
-    )
-    queue_messages_max: Unbounded = Field(
-        default=0,
-        description="Unsettled messages per QoS 1 subscription above which QoS 1 publishes to its topic are refused "
-        "(NACK); 0: only the disk is the limit.",
-    )
-    dead_letter_suffix: str = Field(
-        default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
-    )
-    group_timeout_seconds: Annotated[FractionalSeconds, Field(ge=1, le=300)] = Field(
-        default=10.0,
-        description="Silence after which a member of a consumer group loses its partitions, in seconds.",
-    )
-    keep_rejected: bool = Field(
-        default=False, description="Whether what a schema refuses is also kept among the dead letters of its topic."
-    )
-    subscriptions_max: Count = Field(default=100_000, description="Subscriptions that may exist; one more is refused.")
-    subscription_idle_seconds: Annotated[Seconds, Field(ge=1)] = Field(
-        default=30 * DAY_SECONDS, description="Time after which an unused subscription is forgotten, in seconds."
-    )
-
-
-class Limits(Section):
-    """What the broker protects itself with."""
-
-    renamed = (
-        Renamed("disk_floor_bytes", "disk_free_bytes_min"),
-        Renamed("auth_failures_per_minute", "auth_failures_per_minute_max"),
-    )
-
-    disk_free_bytes_min: BytesMin | None = Field(
-        default=None,
-        description="Free disk space below which publishes are refused, in bytes; not set: 256 MiB, or 5 % of the disk "
-        "if that is less.",
-    )
-    unsynced_bytes_max: Annotated[BytesMax, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
-        default=limits.UNSYNCED_BYTES_MAX,
-        description="Bytes waiting for the disk above which publishers are not read from.",
-    )
-    tail_cache_bytes: Bytes = Field(
-        default=limits.TAIL_CACHE_BYTES, description="Recent messages kept in memory for readers at the tail, in bytes."
-    )
-    memory_topics_bytes: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
-        default=limits.MEMORY_TOPICS_BYTES,
-        description="What all memory topics together keep, in bytes; the oldest go first.",
-    )
-    output_bytes_max: Annotated[BytesMax, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
-        default=limits.OUTPUT_BYTES_MAX,
-        description="Large answers and deliveries that readers have not taken yet, over all connections, in bytes; "
-        "more of them wait.",
-    )
-    connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
-    connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
-    password_bytes_min: Annotated[BytesMin, Field(ge=1, le=limits.PASSWORD_BYTES_MAX)] = Field(
-        default=limits.PASSWORD_BYTES_MIN_DEFAULT,
-        description="Shortest password that can be set on the wire, in bytes; [[users]] are free to have shorter ones.",
-    )
-    audit_bytes: Annotated[Bytes, Field(ge=8 * limits.SEGMENT_BYTES_MIN)] = Field(
-        default=limits.AUDIT_BYTES_DEFAULT,
-        description="What the audit of logins, refusals and changes of rights keeps, in bytes.",
-    )
-    auth_failures_per_minute_max: PerMinute = Field(
-        default=20, description="Failed logins from one address per minute, then it waits."
-    )
-
-
 class Plugins(Section):
     """What is loaded beside Quintet's own parts. It runs inside the broker, with all of its rights."""
 
@@ -413,10 +317,12 @@ class Settings(Section):
     tenants: tuple[Tenant, ...] = Field(default=(), description="Quotas and keys of the Felix door's tenants.")
     cache: CacheSection = Field(default=CacheSection(), description="The caches of the Felix door.")
     peers: Peers = Field(default=Peers(), description="What peers of the peerbus door may do.")
-    audit: Audit = Field(default=Audit(), description="What can be proved afterwards.")
+    audit: AuditSection = Field(default=AuditSection(), description="What can be proved afterwards.")
     topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")
-    delivery: Delivery = Field(default=Delivery(), description="How messages reach subscribers that acknowledge.")
-    limits: Limits = Field(default=Limits(), description="What the broker protects itself with.")
+    delivery: DeliverySection = Field(
+        default=DeliverySection(), description="How messages reach subscribers that acknowledge."
+    )
+    limits: LimitSection = Field(default=LimitSection(), description="What the broker protects itself with.")
 
     @field_validator("keys")
     @classmethod

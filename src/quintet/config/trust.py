@@ -7,8 +7,8 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from quintet.broker.sections import PeerSection
 from quintet.config.fields import read_secret
-from quintet.model import envelope, limits
-from quintet.model.sections import Bytes, Seconds, Section
+from quintet.model import envelope
+from quintet.model.sections import Seconds, Section
 
 SECRET_BYTES_MIN: Final = {"HS256": 32, "HS384": 48, "HS512": 64}  # RFC 7518, section 3.2: as long as the hash
 
@@ -121,30 +121,3 @@ class Peers(PeerSection):
         # The model is frozen for its readers; this is still its construction.
         self.__dict__["hmac_secret"] = None
         return self
-
-
-class Audit(Section):
-    """What can be proved afterwards: the chain over all records, its anchors, and who got and settled what."""
-
-    chain: Literal["durable", "all", "off"] = Field(
-        default="durable",
-        description="Which topics are hash chains: durable: those with durability fsync; all: also interval and os.",
-    )
-    key_file: Path | None = Field(
-        default=None,
-        description="File with a key (one line) for the chain: without it nobody can continue or rewrite a chain.",
-    )
-    anchor_seconds: Annotated[Seconds, Field(ge=1, le=3600)] = Field(
-        default=10, description="How often the heads of the chains are written to the anchors, in seconds."
-    )
-    anchor_file: Path | None = Field(
-        default=None, description="File of the anchors, best on another disk. Not given: `anchors` in the data folder."
-    )
-    events: Literal["all", "acknowledged", "off"] = Field(
-        default="all",
-        description="Which deliveries leave a row in the audit: all, only those that must be acknowledged, or none.",
-    )
-    events_bytes: Annotated[Bytes, Field(ge=8 * limits.SEGMENT_BYTES_MIN)] = Field(
-        default=limits.EVENTS_BYTES_DEFAULT,
-        description="What the audit of deliveries and acknowledgements keeps, in bytes.",
-    )

@@ -3,7 +3,7 @@
 import pytest
 
 from quintet.broker.core import BrokerOptions
-from quintet.delivery.subscription import Policy
+from quintet.broker.sections import DeliverySection
 from quintet.protocols.blipmq import frames
 from quintet.testing.line import Peer, SimBroker
 from tests.protocols.blipmq.helpers import frames_of, nacks_of, publish, ready, subscribed, tags_of, values_of
@@ -14,7 +14,7 @@ JOBS = 60
 
 
 def busy_sim() -> SimBroker:
-    policy = Policy(attempts_max=3, poll_backoff_us=SECOND, push_timeout_us=SECOND, in_flight_max=100)
+    policy = DeliverySection(attempts_max=3, retry_backoff_seconds=1, push_timeout_seconds=1, in_flight_max=100)
     return SimBroker(options=BrokerOptions(delivery=policy))
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
+from quintet.broker.sections import DeliverySection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.delivery.subscription import Policy, Subscription
+from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.protocols.blipmq import errors
@@ -416,7 +417,7 @@ def test_subscriptions_on_one_connection_are_bounded(sim: SimBroker) -> None:
 
 
 def slow_sim() -> SimBroker:
-    policy = Policy(attempts_max=3, poll_backoff_us=SECOND, push_timeout_us=10 * SECOND, in_flight_max=10)
+    policy = DeliverySection(attempts_max=3, retry_backoff_seconds=1, push_timeout_seconds=10, in_flight_max=10)
     return SimBroker(options=BrokerOptions(delivery=policy))
 
 

@@ -2,8 +2,8 @@
 
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.sections import DeliverySection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.delivery.subscription import Policy
 from quintet.protocols.base import WAIT
 from quintet.protocols.blipmq.frames import PONG
 from quintet.protocols.blipmq.session import REPLIES_WAITING_MAX
@@ -60,7 +60,7 @@ def test_a_topic_not_made_durable_does_not_acknowledge_from_memory() -> None:
 
 
 def test_a_subscription_in_use_is_not_forgotten_after_a_crash() -> None:
-    sim = SimBroker(options=BrokerOptions(subscription_idle_us=10 * SECOND))
+    sim = SimBroker(options=BrokerOptions(delivery=DeliverySection(subscription_idle_seconds=10)))
     consumer, publisher = ready(sim, 2), ready(sim)
     subscription = subscribed(consumer, b"t")
     for number in range(20):
@@ -74,7 +74,7 @@ def test_a_subscription_in_use_is_not_forgotten_after_a_crash() -> None:
 
 
 def test_credit_that_comes_back_from_dead_letters_is_used() -> None:
-    policy = Policy(in_flight_max=2, attempts_max=1, push_timeout_us=SECOND)
+    policy = DeliverySection(in_flight_max=2, attempts_max=1, push_timeout_seconds=1)
     sim = SimBroker(options=BrokerOptions(delivery=policy))
     consumer, publisher = ready(sim, 2), ready(sim)
     subscribed(consumer, b"t")

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from quintet.broker.consumers.subscriptions import KEPT_OWNER
+from quintet.broker.sections import DeliverySection
 from quintet.protocols.fast import errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, SUBSCRIBE
 from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
@@ -257,7 +258,7 @@ def test_a_broker_starts_also_when_there_is_no_room_for_a_backlog(sim: FastSim) 
     sim.peer(wire.create(ANN, b"demo", DURABLE), publish(ANN, b"kept"))
     for subscription in sim.broker.subscriptions.all():
         sim.broker.subscriptions.remove(subscription)
-    sim.options = replace(sim.options, subscriptions_max=0)
+    sim.options = replace(sim.options, delivery=DeliverySection.model_construct(subscriptions_max=0))
     sim.restart()
     assert sim.peer(extended=True).ask(publish(token(key="guess"), b"x"))[0].code == errors.KEY
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quintet.broker.core import BrokerOptions
-from quintet.delivery.subscription import Policy
+from quintet.broker.sections import DeliverySection
 from quintet.protocols.felix import codec
 from tests.protocols.felix.helpers import SECOND, FakeOutlet, FelixSim, batch, subscribe
 
@@ -15,7 +15,7 @@ TOPIC = b"t1/default/demo"
 
 @pytest.fixture
 def sim() -> FelixSim:
-    policy = Policy(attempts_max=3, poll_backoff_us=SECOND, push_timeout_us=SECOND)
+    policy = DeliverySection(attempts_max=3, retry_backoff_seconds=1, push_timeout_seconds=1)
     sim = FelixSim(BrokerOptions(delivery=policy))
     sim.broker.topics.create(TOPIC, 3)
     sim.scheduler.run_until_idle()

@@ -6,8 +6,8 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
+from quintet.broker.sections import DeliverySection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.delivery.subscription import Policy
 from quintet.model import tasks
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, frames
@@ -307,7 +307,7 @@ def test_a_message_larger_than_a_frame_does_not_hold_up_a_group() -> None:
 
 
 def test_what_is_not_acknowledged_comes_again() -> None:
-    sim = FelixSim(BrokerOptions(delivery=Policy(push_timeout_us=SECOND)))
+    sim = FelixSim(BrokerOptions(delivery=DeliverySection(push_timeout_seconds=1)))
     fill(sim, b"a", b"b", b"c")
     connection = sim.connect()
     stream = connection.auth()
@@ -443,7 +443,7 @@ def test_what_cannot_be_asked_for_together(sim: FelixSim) -> None:
 
 
 def test_attempts_that_are_used_up_end_as_a_dead_letter() -> None:
-    sim = FelixSim(BrokerOptions(delivery=Policy(push_timeout_us=SECOND, attempts_max=2)))
+    sim = FelixSim(BrokerOptions(delivery=DeliverySection(push_timeout_seconds=1, attempts_max=2)))
     fill(sim, b"poison")
     connection = sim.connect()
     connection.auth().ask(subscribe(durable="d", start="earliest"))

@@ -7,9 +7,8 @@ import pytest
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
-from quintet.broker.sections import CacheSection
+from quintet.broker.sections import CacheSection, DeliverySection
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.delivery.subscription import Policy
 from quintet.model.tasks import start
 from quintet.protocols.felix import codec, features, frames
 from tests.protocols.felix.helpers import SECOND, FakeOutlet, FelixSim, Stream, batch, subscribe
@@ -244,7 +243,7 @@ def test_members_of_a_group_share_the_records(sim: FelixSim) -> None:
 
 
 def test_what_is_not_settled_comes_again_and_ends_as_a_dead_letter() -> None:
-    sim = FelixSim(BrokerOptions(delivery=Policy(push_timeout_us=SECOND, attempts_max=2)))
+    sim = FelixSim(BrokerOptions(delivery=DeliverySection(push_timeout_seconds=1, attempts_max=2)))
     stream = sim.connect().featured()
     stream.ask(batch(b"a", b"b", request_id=1))
     assert polled(stream) == [(0, b"a", 1), (1, b"b", 1)]
@@ -305,7 +304,7 @@ def test_a_group_is_over_all_partitions_and_outlives_a_restart() -> None:
 
 
 def test_an_answer_of_a_poll_fits_a_frame() -> None:
-    sim = FelixSim(BrokerOptions(delivery=Policy(attempts_max=2)), frame_bytes_max=64 << 10)
+    sim = FelixSim(BrokerOptions(delivery=DeliverySection(attempts_max=2)), frame_bytes_max=64 << 10)
     stream = sim.connect().featured()
     topic, _ = sim.broker.create_topic(b"t1/default/demo", 1)
     for some in ([bytes(30_000), bytes(30_000)], [bytes(60_000)], [b"small"]):

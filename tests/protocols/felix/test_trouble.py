@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.broker.core import BrokerOptions
+from quintet.broker.sections import LimitSection
 from quintet.model.tasks import start
 from quintet.protocols.base import FLOWING, WAIT
 from quintet.protocols.felix import codec, frames
@@ -98,7 +99,7 @@ def test_places_by_time_that_cannot_be_read(sim: FelixSim) -> None:
 
 
 def test_a_publisher_waits_while_its_topic_is_made_or_the_disk_is_behind() -> None:
-    sim = FelixSim(BrokerOptions(unsynced_bytes_max=1_000))
+    sim = FelixSim(BrokerOptions(limits=LimitSection.model_construct(unsynced_bytes_max=1_000)))
     stream = sim.connect().auth()
     assert stream.session.congestion() == FLOWING
     stream.feed(batch(b"a", request_id=1))

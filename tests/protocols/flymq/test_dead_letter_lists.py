@@ -3,6 +3,7 @@
 import pytest
 
 from quintet.broker.core import BrokerOptions
+from quintet.broker.sections import DeliverySection
 from tests.protocols.flymq.helpers import Client, make_sim
 
 LONG = "a" * 255
@@ -10,7 +11,7 @@ LONG = "a" * 255
 
 @pytest.mark.parametrize("suffix", ["-dlq", ".dead"])
 def test_topics_with_dead_letters_are_counted_by_the_broker(suffix: str) -> None:
-    sim = make_sim(BrokerOptions(dead_letter_suffix=suffix))
+    sim = make_sim(BrokerOptions(delivery=DeliverySection(dead_letter_suffix=suffix)))
     admin, conny = Client(sim, "admin"), Client(sim, "conny")
     assert admin.ask("LIST_DLQ") == {"topics": []}
     for topic, count in (("few", 2), (LONG, 3), ("gone", 1), ("closed", 1), ("none", 0)):
