@@ -6,6 +6,7 @@ from bench.loads_fly import create
 
 from bench import closed_loop
 from quintet.bench.generators import Load
+from quintet.bench.wire import BenchError
 
 KIB = 1024
 CONNECTIONS, IN_FLIGHT = (
@@ -37,7 +38,10 @@ def open_durable(bench: Bench) -> None:
 
     def capacity(side: Side) -> float:
         seconds = max(bench.effort.seconds, CAPACITY_S_MIN)
-        return closed_loop.rounds(load(side), CONNECTIONS, IN_FLIGHT, seconds, WARMUP_S).rate
+        able = closed_loop.rounds(load(side), CONNECTIONS, IN_FLIGHT, seconds, WARMUP_S).rate
+        if not able:
+            raise BenchError(f"it answered nothing in {seconds:g} s, so half of its capacity is no rate")
+        return able
 
     def scheduled(side: Side, name: str, rate: float) -> None:
         done = closed_loop.scheduled(load(side), CONNECTIONS, rate, bench.effort.seconds * LONGER, LEAD_IN_S)
