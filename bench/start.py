@@ -1,0 +1,95 @@
+"""Measures how the processes of `quintet` start and end, beside `python -c pass`.
+
+Processor time (of all threads) is what counts: wall time on a shared machine is mostly waiting for the processor. All rows run in
+turn, and the median of each is shown. A start is from exec to the ready line on an empty folder; an end from SIGTERM to exit.
+
+    .venv/bin/python bench/start.py [--runs 15]
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from quintet.protocols.doors import DOORS
+
+QUINTET = ("-m", "quintet")
+SERVE = (*QUINTET, "serve", "--data", "data", "--print-ready")
+PORTS = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in ("ADMIN", "FLIGHT", *(door.key.upper() for door in DOORS))}
+NO_FLIGHT = {"QUINTET_LISTENERS__FLIGHT__ENABLED": "false"}  # pyarrow is an extra
+ROWS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "`python -c pass`": (("-c", "pass"), {}),
+    "`quintet --version`": ((*QUINTET, "--version"), {}),
+    "`quintet --help`": ((*QUINTET, "--help"), {}),
+    "`quintet pub --help`": ((*QUINTET, "pub", "--help"), {}),
+    "`quintet serve`": (SERVE, NO_FLIGHT),
+    "`quintet serve --dev`": ((*SERVE, "--dev"), NO_FLIGHT),
+    "`quintet serve --dev`, Flight too": ((*SERVE, "--dev"), {}),
+}
+
+
+class Cost(NamedTuple):
+    """Seconds: of processors and by the clock, to the end of a command or the ready line of a broker; the same for its end."""
+
+    cpu: float
+    wall: float
+    end_cpu: float = 0.0
+    end_wall: float = 0.0
+
+
+def used(pid: int) -> float:
+    """Processor seconds of a process until now."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def cost(arguments: tuple[str, ...], settings: dict[str, str]) -> Cost:
+    """Of one process in a new folder."""
+    with tempfile.TemporaryDirectory(prefix="quintet-start-") as folder:
+        began = time.monotonic()
+        with subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=os.environ | PORTS | settings,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            served = "serve" in arguments
+            if served:
+                assert json.loads(process.stdout.readline())["ready"]
+                ready, cpu = time.monotonic(), used(process.pid)
+                process.send_signal(signal.SIGTERM)
+            process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            ended, total = time.monotonic(), usage.ru_utime + usage.ru_stime
+            assert process.returncode == 0, f"{' '.join(arguments)} ended with {process.returncode}"
+    return Cost(cpu, ready - began, total - cpu, ended - ready) if served else Cost(total, ended - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how the processes of quintet start and end.")
+    parser.add_argument("--runs", type=int, default=15, help="of each row")
+    runs = parser.parse_args().runs
+    found: dict[str, list[Cost]] = {name: [] for name in ROWS}
+    for turn in range(runs + 1):
+        for name, (arguments, settings) in ROWS.items():
+            taken = cost(arguments, settings)
+            if turn:  # the first finds cold files
+                found[name].append(taken)
+    medians = {name: Cost(*map(statistics.median, zip(*costs, strict=True))) for name, costs in found.items()}
+    bare = next(iter(medians.values())).cpu
+    print("| process | processor time | beside `python -c pass` | wall time | end: processor, wall |")
+    print("|---|---|---|---|---|")
+    for name, each in medians.items():
+        end = f"{each.end_cpu * 1e3:.0f} ms, {each.end_wall * 1e3:.0f} ms" if each.end_wall else ""
+        print(f"| {name} | {each.cpu * 1e3:.0f} ms | {each.cpu / bare:.1f}x | {each.wall * 1e3:.0f} ms | {end} |")
+
+
+if __name__ == "__main__":
+    main()
