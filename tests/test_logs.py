@@ -53,6 +53,12 @@ def test_secrets_and_payloads_stay_inside(form: str) -> None:
         raise RuntimeError("broken")
     except RuntimeError:
         logging.getLogger("quintet").exception("c", extra={"fields": {"key_name": "dev", "api_key": hidden_local}})
+    try:
+        raise RuntimeError("handed over")
+    except RuntimeError as error:
+        log.error("d", exc_info=error)
+    lines = out.getvalue().splitlines()
+    assert "RuntimeError: handed over" in lines if form == "console" else json.loads(lines[-1])["exception"]
     assert "very-secret" not in out.getvalue()
     assert "<11 bytes>" in out.getvalue()
     assert "broken" in out.getvalue()

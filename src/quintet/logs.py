@@ -41,13 +41,18 @@ class Logger:
         self._to = logging.getLogger("quintet")
 
     def info(self, event: str, **fields: object) -> None:
-        self._to.info(event, extra={"fields": fields})
+        self._say(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._to.warning(event, extra={"fields": fields})
+        self._say(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        self._to.error(event, extra={"fields": fields})
+        self._say(logging.ERROR, event, fields)
+
+    def _say(self, level: int, event: str, fields: Entry) -> None:
+        raised = fields.pop("exc_info", None)
+        traced = raised if isinstance(raised, BaseException) else None
+        self._to.log(level, event, exc_info=traced, extra={"fields": fields})
 
 
 def mask_secrets(entry: Entry) -> Entry:
