@@ -1,10 +1,10 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
-//! `ws_py.rs` for WebSocket, `quic_py.rs` for QUIC, the one class, which has a socket and a thread):
+//! `ws_py.rs` for WebSocket, `tails.rs` for the newest part of partitions in memory, `quic_py.rs` for QUIC, which has a socket and a thread):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
 //! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
-//! columns are made or taken; no I/O, no clock, no state.
+//! columns are made or taken; no I/O, no clock; state only in `tails.rs` and QUIC.
 
 mod arrow;
 mod arrow_py;
