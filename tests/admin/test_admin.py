@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quintet.admin import listener
-from quintet.admin.app import Late, create_app
+from quintet.admin.app import OnDemand, create_app
 from quintet.admin.health import Check
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.admin.metrics import Family, check_name
@@ -133,7 +133,7 @@ async def test_who_hangs_up_does_not_end_the_load_for_others() -> None:
         assert go.wait(20)
         return "loaded"
 
-    late = Late(load)
+    late = OnDemand(load)
     first, second = asyncio.create_task(late.get()), asyncio.create_task(late.get())
     await asyncio.to_thread(begun.wait, 20)
     first.cancel()

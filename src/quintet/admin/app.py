@@ -1,7 +1,7 @@
 """The admin door's ASGI application: `/livez`, `/readyz`, `/metrics`; `/health/live` and `/health/ready` as FlyMQ has them.
 
 Every other request goes to the FastAPI application of api.py, which describes these (`/docs`, `/openapi.json`). What only a
-request needs is loaded by the first that needs it, in a thread (`Late`): FastAPI takes as long to load as half of the
+request needs is loaded by the first that needs it, in a thread (`OnDemand`): FastAPI takes as long to load as half of the
 broker, and probes never need it.
 """
 
@@ -26,7 +26,7 @@ UNAVAILABLE = 503
 TEXT = "text/plain; charset=utf-8"
 
 
-class Late(Generic[T]):
+class OnDemand(Generic[T]):
     """What the first user loads, in a thread: an import must not hold up the loop. The others wait for the same one."""
 
     def __init__(self, load: Callable[[], T]) -> None:
@@ -45,8 +45,8 @@ class AdminApp:
     def __init__(self, health: Health, metrics: MetricsSource) -> None:
         self._health = health
         self._metrics = metrics
-        self._exposition = Late(self._load_exposition)
-        self._api = Late(self._load_api)
+        self._exposition = OnDemand(self._load_exposition)
+        self._api = OnDemand(self._load_api)
         self._answers = {
             "/livez": self._alive,
             "/health/live": self._alive,
