@@ -274,10 +274,10 @@ class TestRestore:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"topic": ""}, "option topic is missing"),
             ({"from_topic": ""}, "has archived, beside"),
-            ({"from_topic": "nothing"}, "nothing in .* is what was asked for"),
-            ({"since": "yesterday"}, "option since: 'yesterday' is no time"),
-            ({"offsets": "5-9"}, "offsets=5-9 is no range"),
-            ({"speed": "0x"}, "speed=0x is none"),
+            ({"from_topic": "nothing"}, "no row of .* is of topic nothing"),
+            ({"since": "yesterday"}, "option since: 'yesterday' is not a time"),
+            ({"offsets": "5-9"}, "offsets=5-9 is not a range"),
+            ({"speed": "0x"}, "speed=0x is not a speed"),
             ({"path": "ftp://bucket/x"}, "is no directory"),
         ]
         for change, words in cases:

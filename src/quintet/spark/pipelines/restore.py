@@ -227,7 +227,10 @@ def _plan(rows: "DataFrame", options: Options, selection: dict[str, str]) -> Pla
     whole = rows.agg(F.count("*"), F.count_distinct("partition"), F.min(stamp), F.max(stamp)).collect()[0]
     count, partitions, low, high = (int(value or 0) for value in whole)
     if not count:
-        raise ConfigError(f"no row of {options.path} matches since, until and offsets", hint="choose wider ones")
+        raise ConfigError(
+            f"no row of {options.path} is of topic {selection['from_topic']} and within since, until and offsets",
+            hint="choose others",
+        )
     size = chunk_rows(speed, count, partitions, high - low)
     found = (
         rows.groupBy("partition", F.floor(F.col("offset") / F.lit(size)).alias("chunk"))
