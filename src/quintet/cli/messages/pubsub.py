@@ -309,9 +309,8 @@ def sub(
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))
-                out = sys.stdout.buffer
-                out.write(encode(batch))
-                out.flush()
+                sys.stdout.buffer.write(encode(batch))
+                sys.stdout.buffer.flush()
                 seen += len(batch)
                 if not no_ack:
                     await batch.ack()

@@ -27,7 +27,6 @@ from quintet.client.manage import Manage
 from quintet.model.errors import ConfigError, QuintetError
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from rich.console import Console
     from rich.table import Table
 
@@ -263,10 +262,12 @@ def plain(value: object) -> object:
     """A dataclass, or a list of them, as JSON can hold it."""
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    return plain_fields(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return plain_fields(value) if is_dataclass(value) else value
 
 
-def plain_fields(value: "DataclassInstance") -> dict[str, object]:
+def plain_fields(value: object) -> dict[str, object]:
+    """A dataclass as JSON can hold it."""
+    assert is_dataclass(value)
     found: dict[str, object] = {}
     for each in fields(value):
         item = getattr(value, each.name)
