@@ -77,7 +77,10 @@ def test_topic_errors(quintet: Commands, topic: str) -> None:
 
 @pytest.mark.parametrize("command", [("topic", "list"), ("user", "list"), ("tail", "x"), ("audit",), ("dlq", "list")])
 def test_the_wrong_door_the_wrong_password_and_nobody_there(quintet: Commands, command: tuple[str, ...]) -> None:
-    assert "This works over FlyMQ, not over blipmq" in quintet(*command, url="blipmq://:k@127.0.0.1:1", code=2).err
+    assert (
+        "This command needs FlyMQ, and the URL is of blipmq"
+        in quintet(*command, url="blipmq://:k@127.0.0.1:1", code=2).err
+    )
     assert "known schemes" in quintet(*command, url="http://127.0.0.1", code=2).err
     wrong = quintet(*command, url=quintet.url.replace(":admin@", ":guess@"), code=1)
     assert "invalid user name or password" in wrong.err

@@ -190,7 +190,7 @@ def test_private_keys_that_are_none(tmp_path: Path) -> None:
         file.write_bytes(content)
         file.chmod(0o600)
         refused = quintet("token", "mint", *ANN, "--key-file", str(file), code=2)
-        assert f"{file} is no Ed25519 private key in PEM without a passphrase" in refused.err
+        assert f"{file} is not an Ed25519 private key in PEM without a passphrase" in refused.err
     (tmp_path / "text").chmod(0o644)
     assert "chmod 600" in quintet("token", "mint", *ANN, "--key-file", str(tmp_path / "text"), code=2).err
     assert "cannot read" in quintet("token", "mint", *ANN, "--key-file", str(tmp_path / "none"), code=2).err

@@ -248,7 +248,7 @@ def validate(config_file: Path | None) -> None:
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> None:
-    """Print what the broker would run with. Keys are shown as their SHA-256 only."""
+    """Print the configuration that the broker would use. API keys are shown as their SHA-256 only."""
     from quintet.config import load_with_origins
 
     settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None})
@@ -272,7 +272,7 @@ def _flat(tree: dict[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple
 @config.command()
 @click.argument("key")
 def explain(key: str) -> None:
-    """Say what KEY means, its default and its environment variable; a table's name lists what is in it."""
+    """Explain KEY: meaning, default and environment variable. The name of a table lists its keys."""
     from quintet.config import nearest_key
 
     every = [option for table in tables() for option in table.options]
