@@ -67,8 +67,8 @@ def test_topic_errors(quintet: Commands, topic: str) -> None:
     assert f"topic not found: {topic}" in quintet("topic", "describe", topic, code=1).err
     assert "say --yes" in quintet("topic", "delete", topic, code=2).err
     assert "1<=x<=1000" in quintet("topic", "create", topic, "--partitions", "0", code=2).err
-    assert "'tomorrow' is no duration" in quintet("topic", "create", topic, "--retention", "tomorrow", code=2).err
-    assert "'1 parsec' is no size" in quintet("topic", "create", topic, "--retention-bytes", "1 parsec", code=2).err
+    assert "'tomorrow' is not a duration" in quintet("topic", "create", topic, "--retention", "tomorrow", code=2).err
+    assert "'1 parsec' is not a size" in quintet("topic", "create", topic, "--retention-bytes", "1 parsec", code=2).err
     quintet("topic", "create", topic)
     there = quintet("topic", "create", topic, "--partitions", "2", code=1).err
     assert "exists with 1 partitions" in there
@@ -148,7 +148,7 @@ def test_a_group_on_two_topics_must_be_chosen(quintet: Commands, topic: str) -> 
         produce(quintet, name, "x")
         ask(quintet, "COMMIT", topic=name, group=topic, partition=0, offset=0)
     wrong = quintet("group", "reset", topic, "--to", "latest", code=2)
-    assert f"{topic} is on {topic}-1, {topic}-2: say which one with --topic" in wrong.err
+    assert f"{topic} exists on {topic}-1, {topic}-2: choose one with --topic" in wrong.err
     quintet("group", "reset", topic, "--topic", f"{topic}-2", "--to", "latest")
     lags = {row["topic"]: row["lag"] for row in quintet("group", "lag", topic, "--json").json}
     assert lags == {f"{topic}-1": 1, f"{topic}-2": 0}
@@ -540,7 +540,7 @@ def test_audit(quintet: Commands, topic: str) -> None:
     assert len(quintet("audit", "--resource", topic, "--export", "json").json) == 2
     assert quintet("audit", "--until", "1000", "--json").json == []
     assert quintet("audit", "--user", "nobody").err == "nothing that matches was written down\n"
-    assert "'yesterday' is no time" in quintet("audit", "--since", "yesterday", code=2).err
+    assert "'yesterday' is not a time" in quintet("audit", "--since", "yesterday", code=2).err
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

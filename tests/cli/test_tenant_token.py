@@ -158,7 +158,7 @@ def test_mint_refuses_what_makes_no_sense(keys: Path, tmp_path: Path) -> None:
     rows: list[tuple[tuple[str, ...], str]] = [
         (("--sub", "ann", *key), "either --queue-key"),
         ((*ANN, "--queue-key", "k1", *key), "either --queue-key"),
-        (ANN, "Signed with what?"),
+        (ANN, "There is no key to sign with"),
         ((*ANN, *key, "--dev"), "--key-file excludes"),
         ((*ANN, *key, "--secret", SECRET), "--key-file excludes"),
         ((*ANN, "--dev", "--alg", "HS512"), "--alg is not for tokens of Felix"),
