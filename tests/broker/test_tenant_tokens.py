@@ -456,10 +456,10 @@ def test_key_sets_that_are_good() -> None:
 def test_key_sets_that_are_not() -> None:
     x = JWK["x"]
     rows: dict[bytes, str] = {
-        b"": "no JSON object", b"[]": "no JSON object", b"{}": "no JSON object", b'{"keys":{}}': "no JSON object",
-        b'{"keys":[],"keys":[]}': "each name once", b'{"keys":[]}x': "no JSON object", b"\xff": "no JSON object",
-        jwks(JWK)[:-1]: "no JSON object", text(JWK): "no JSON object", PEM: "no JSON object",
-        jwks(JWK).replace(b'"crv"', b'"kid":"k2","crv"'): "each name once", b'{"keys":' + b"[" * 5000: "no JSON object",
+        b"": "not a JSON object", b"[]": "not a JSON object", b"{}": "not a JSON object", b'{"keys":{}}': "not a JSON object",
+        b'{"keys":[],"keys":[]}': "a name twice", b'{"keys":[]}x': "not a JSON object", b"\xff": "not a JSON object",
+        jwks(JWK)[:-1]: "not a JSON object", text(JWK): "not a JSON object", PEM: "not a JSON object",
+        jwks(JWK).replace(b'"crv"', b'"kid":"k2","crv"'): "a name twice", b'{"keys":' + b"[" * 5000: "not a JSON object",
         jwks(1): "key 0 is not a JSON object", jwks(JWK, [JWK]): "key 1 is not a JSON object",
         jwks(changed(d="AA")): "key 0 is a private key", jwks(JWK, {"d": None}): "key 1 is a private key",
         jwks({"kty": "oct", "k": x}): "kty is not OKP", jwks(changed(kty=...)): "kty is not OKP",
@@ -500,7 +500,7 @@ def test_options_that_make_no_sense() -> None:
             TenantTokenOptions((secret,), keys={"t1": (KEY,)})
     with pytest.raises(ConfigError, match="has 17 keys"):
         TenantTokenOptions(keys={"t1": (TenantKey(PUBLIC),) * 17})
-    with pytest.raises(ConfigError, match="one kid"):
+    with pytest.raises(ConfigError, match="the same kid"):
         TenantTokenOptions(keys={"": (KEY, KEY)})
 
 

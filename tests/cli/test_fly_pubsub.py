@@ -101,7 +101,7 @@ def test_from_and_filter(quintet: Commands, topic: str) -> None:
         (("pub", "t", "x", "--qos", "0"), 1, "qos=0"),
         (("pub", "t", "x", "--delay", "5", "--ttl", "5"), 2, "--delay cannot be combined with --ttl or --schema"),
         (("pub", "t", "x", "--schema", "s", "--ttl", "5"), 2, "--ttl cannot be combined with --schema"),
-        (("pub", "t", "x", "--cancel", "5"), 2, "sends none"),
+        (("pub", "t", "x", "--cancel", "5"), 2, "publishes nothing"),
         (("pub", "t", "x", "--schema", "nowhere"), 1, "there is no schema 'nowhere'"),
         (("pub", "t", "x", "--partition", "7"), 1, "partition 7 out of range"),
         (("pub", "t", "x", "--partition", "-1"), 2, "--partition"),

@@ -65,7 +65,7 @@ def test_topics(quintet: Commands, topic: str) -> None:
 
 def test_topic_errors(quintet: Commands, topic: str) -> None:
     assert f"topic not found: {topic}" in quintet("topic", "describe", topic, code=1).err
-    assert "say --yes" in quintet("topic", "delete", topic, code=2).err
+    assert "add --yes" in quintet("topic", "delete", topic, code=2).err
     assert "1<=x<=1000" in quintet("topic", "create", topic, "--partitions", "0", code=2).err
     assert "'tomorrow' is not a duration" in quintet("topic", "create", topic, "--retention", "tomorrow", code=2).err
     assert "'1 parsec' is not a size" in quintet("topic", "create", topic, "--retention-bytes", "1 parsec", code=2).err
@@ -299,7 +299,7 @@ def test_dead_letters_are_purged(quintet: Commands, topic: str) -> None:
     produce(quintet, topic, "x", "y")
     for offset in ("0", "1"):
         quintet("dlq", "send", topic, "0", offset)
-    assert "say --yes" in quintet("dlq", "purge", topic, code=2).err
+    assert "add --yes" in quintet("dlq", "purge", topic, code=2).err
     assert quintet("dlq", "purge", topic, "--yes").out == f"{topic}: 2 forgotten\n"
     assert quintet("dlq", "list", topic, "--json").json == []
 
@@ -316,8 +316,8 @@ def test_a_dead_letter_does_not_steer_the_terminal(quintet: Commands, topic: str
 
 def test_dead_letter_errors(quintet: Commands, topic: str) -> None:
     produce(quintet, topic, "x")
-    assert "all of them with --all" in quintet("dlq", "replay", topic, code=2).err
-    assert "for one ID" in quintet("dlq", "replay", topic, "--all", "--value", "x", code=2).err
+    assert "Give the IDs to replay, or --all" in quintet("dlq", "replay", topic, code=2).err
+    assert "needs exactly one ID" in quintet("dlq", "replay", topic, "--all", "--value", "x", code=2).err
     assert "they look like 0-17" in quintet("dlq", "show", topic, "seventeen", code=2).err
     assert "has no dead letter 0-17" in quintet("dlq", "show", topic, "0-17", code=1).err
     assert "17" in quintet("dlq", "send", topic, "0", "17", code=1).err

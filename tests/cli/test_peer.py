@@ -96,7 +96,7 @@ def test_wrong_usage(quintet: Commands, broker: Server, tmp_path: Path, monkeypa
     assert "needs a name" in quintet("peer", "list", url=nameless, code=2).err
     assert "broadcast" in quintet("peer", "send", "*", "1", url=broker.peer("x"), code=2).err
     assert "--id" in quintet("peer", "send", "bob", "--id", "1", url=broker.peer("x"), code=2).err
-    assert "not at flymq" in quintet("peer", "list", "--name", "x", url=broker.fly, code=2).err
+    assert "the URL is of flymq" in quintet("peer", "list", "--name", "x", url=broker.fly, code=2).err
     assert "invalid bearer token" in quintet("peer", "list", url=broker.peer("x", token="no"), code=1).err
     monkeypatch.delenv(SECRET_VARIABLE)
     assert "secret_file" in quintet("peer", "list", url=broker.peer("x"), code=2).err

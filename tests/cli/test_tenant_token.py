@@ -289,7 +289,7 @@ def test_a_secret_for_other_algorithms_judges_no_token_of_felix(tmp_path: Path) 
 def test_key_sets_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     rows = {
-        b"": "no JSON object",
+        b"": "not a JSON object",
         json.dumps({"keys": [JWK | {"d": "AA"}]}).encode(): "key 0 is a private key",
         b" " * 70_000: "at most 65536 bytes",
     }
