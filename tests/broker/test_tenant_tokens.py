@@ -456,11 +456,11 @@ def test_key_sets_that_are_good() -> None:
 def test_key_sets_that_are_not() -> None:
     x = JWK["x"]
     rows: dict[bytes, str] = {
-        b"": "no JSON object", b"[]": "no JSON object", b"{}": "no JSON object", b'{"keys":{}}': "no JSON object",
-        b'{"keys":[],"keys":[]}': "each name once", b'{"keys":[]}x': "no JSON object", b"\xff": "no JSON object",
-        jwks(JWK)[:-1]: "no JSON object", text(JWK): "no JSON object", PEM: "no JSON object",
-        jwks(JWK).replace(b'"crv"', b'"kid":"k2","crv"'): "each name once", b'{"keys":' + b"[" * 5000: "no JSON object",
-        jwks(1): "key 0 is no JSON object", jwks(JWK, [JWK]): "key 1 is no JSON object",
+        b"": "not a JSON object", b"[]": "not a JSON object", b"{}": "not a JSON object", b'{"keys":{}}': "not a JSON object",
+        b'{"keys":[],"keys":[]}': "a name twice", b'{"keys":[]}x': "not a JSON object", b"\xff": "not a JSON object",
+        jwks(JWK)[:-1]: "not a JSON object", text(JWK): "not a JSON object", PEM: "not a JSON object",
+        jwks(JWK).replace(b'"crv"', b'"kid":"k2","crv"'): "a name twice", b'{"keys":' + b"[" * 5000: "not a JSON object",
+        jwks(1): "key 0 is not a JSON object", jwks(JWK, [JWK]): "key 1 is not a JSON object",
         jwks(changed(d="AA")): "key 0 is a private key", jwks(JWK, {"d": None}): "key 1 is a private key",
         jwks({"kty": "oct", "k": x}): "kty is not OKP", jwks(changed(kty=...)): "kty is not OKP",
         jwks(changed(kty="okp")): "kty is not OKP", jwks(changed(kty=["OKP"])): "kty is not OKP",
@@ -469,7 +469,7 @@ def test_key_sets_that_are_not() -> None:
         jwks(changed(use="enc")): "use is not sig", jwks(changed(use=None)): "use is not sig",
         jwks(changed(alg="HS256")): "alg is not EdDSA or Ed25519", jwks(changed(alg="none")): "alg is not EdDSA",
         jwks(changed(kid="")): "kid is not", jwks(changed(kid=1)): "kid is not", jwks(changed(kid=None)): "kid is not",
-        jwks(changed(kid="k" * 257)): "kid is not", jwks(JWK, JWK): "two keys of a set have one kid",
+        jwks(changed(kid="k" * 257)): "kid is not", jwks(JWK, JWK): "two keys of the key set have the same kid",
         jwks(changed(x=...)): "x is not 32 bytes", jwks(changed(x=x + "=")): "x is not 32 bytes",
         jwks(changed(x=x + "A")): "x is not 32 bytes", jwks(changed(x=x[:-1])): "x is not 32 bytes",
         jwks(changed(x=x[:-1] + "p")): "x is not 32 bytes", jwks(changed(x=" " + x)): "x is not 32 bytes",
@@ -500,7 +500,7 @@ def test_options_that_make_no_sense() -> None:
             TenantTokenOptions((secret,), keys={"t1": (KEY,)})
     with pytest.raises(ConfigError, match="has 17 keys"):
         TenantTokenOptions(keys={"t1": (TenantKey(PUBLIC),) * 17})
-    with pytest.raises(ConfigError, match="one kid"):
+    with pytest.raises(ConfigError, match="the same kid"):
         TenantTokenOptions(keys={"": (KEY, KEY)})
 
 

@@ -49,7 +49,7 @@ def test_delays(quintet: Commands, topic: str) -> None:
     said = quintet("pub", topic, "later", "--delay", "600").out
     assert said.startswith(f"1 message to {topic}: durable, appears in 600 s (--cancel ")
     (handle,) = quintet("pub", topic, "later", "--delay", "600", "--json").json["handles"]
-    assert quintet("pub", topic, "--cancel", str(handle)).out == f"{topic}: message {handle} is taken back\n"
+    assert quintet("pub", topic, "--cancel", str(handle)).out == f"{topic}: delayed message {handle} is cancelled\n"
     assert f"no delayed message {handle}" in quintet("pub", topic, "--cancel", str(handle), code=1).err
     assert tail(quintet, topic) == []
     quintet("pub", topic, "now", "--delay", "0.001")
@@ -99,9 +99,9 @@ def test_from_and_filter(quintet: Commands, topic: str) -> None:
     ("arguments", "code", "says"),
     [
         (("pub", "t", "x", "--qos", "0"), 1, "qos=0"),
-        (("pub", "t", "x", "--delay", "5", "--ttl", "5"), 2, "--delay goes with neither"),
-        (("pub", "t", "x", "--schema", "s", "--ttl", "5"), 2, "--ttl does not go with --schema"),
-        (("pub", "t", "x", "--cancel", "5"), 2, "sends none"),
+        (("pub", "t", "x", "--delay", "5", "--ttl", "5"), 2, "--delay cannot be combined with --ttl or --schema"),
+        (("pub", "t", "x", "--schema", "s", "--ttl", "5"), 2, "--ttl cannot be combined with --schema"),
+        (("pub", "t", "x", "--cancel", "5"), 2, "publishes nothing"),
         (("pub", "t", "x", "--schema", "nowhere"), 1, "there is no schema 'nowhere'"),
         (("pub", "t", "x", "--partition", "7"), 1, "partition 7 out of range"),
         (("pub", "t", "x", "--partition", "-1"), 2, "--partition"),

@@ -65,10 +65,10 @@ def test_topics(quintet: Commands, topic: str) -> None:
 
 def test_topic_errors(quintet: Commands, topic: str) -> None:
     assert f"topic not found: {topic}" in quintet("topic", "describe", topic, code=1).err
-    assert "say --yes" in quintet("topic", "delete", topic, code=2).err
+    assert "add --yes" in quintet("topic", "delete", topic, code=2).err
     assert "1<=x<=1000" in quintet("topic", "create", topic, "--partitions", "0", code=2).err
-    assert "'tomorrow' is no duration" in quintet("topic", "create", topic, "--retention", "tomorrow", code=2).err
-    assert "'1 parsec' is no size" in quintet("topic", "create", topic, "--retention-bytes", "1 parsec", code=2).err
+    assert "'tomorrow' is not a duration" in quintet("topic", "create", topic, "--retention", "tomorrow", code=2).err
+    assert "'1 parsec' is not a size" in quintet("topic", "create", topic, "--retention-bytes", "1 parsec", code=2).err
     quintet("topic", "create", topic)
     there = quintet("topic", "create", topic, "--partitions", "2", code=1).err
     assert "exists with 1 partitions" in there
@@ -77,7 +77,10 @@ def test_topic_errors(quintet: Commands, topic: str) -> None:
 
 @pytest.mark.parametrize("command", [("topic", "list"), ("user", "list"), ("tail", "x"), ("audit",), ("dlq", "list")])
 def test_the_wrong_door_the_wrong_password_and_nobody_there(quintet: Commands, command: tuple[str, ...]) -> None:
-    assert "This works over FlyMQ, not over blipmq" in quintet(*command, url="blipmq://:k@127.0.0.1:1", code=2).err
+    assert (
+        "This command needs FlyMQ, and the URL is of blipmq"
+        in quintet(*command, url="blipmq://:k@127.0.0.1:1", code=2).err
+    )
     assert "known schemes" in quintet(*command, url="http://127.0.0.1", code=2).err
     wrong = quintet(*command, url=quintet.url.replace(":admin@", ":guess@"), code=1)
     assert "invalid user name or password" in wrong.err
@@ -145,7 +148,7 @@ def test_a_group_on_two_topics_must_be_chosen(quintet: Commands, topic: str) -> 
         produce(quintet, name, "x")
         ask(quintet, "COMMIT", topic=name, group=topic, partition=0, offset=0)
     wrong = quintet("group", "reset", topic, "--to", "latest", code=2)
-    assert f"{topic} is on {topic}-1, {topic}-2: say which one with --topic" in wrong.err
+    assert f"{topic} exists on {topic}-1, {topic}-2: choose one with --topic" in wrong.err
     quintet("group", "reset", topic, "--topic", f"{topic}-2", "--to", "latest")
     lags = {row["topic"]: row["lag"] for row in quintet("group", "lag", topic, "--json").json}
     assert lags == {f"{topic}-1": 1, f"{topic}-2": 0}
@@ -296,7 +299,7 @@ def test_dead_letters_are_purged(quintet: Commands, topic: str) -> None:
     produce(quintet, topic, "x", "y")
     for offset in ("0", "1"):
         quintet("dlq", "send", topic, "0", offset)
-    assert "say --yes" in quintet("dlq", "purge", topic, code=2).err
+    assert "add --yes" in quintet("dlq", "purge", topic, code=2).err
     assert quintet("dlq", "purge", topic, "--yes").out == f"{topic}: 2 forgotten\n"
     assert quintet("dlq", "list", topic, "--json").json == []
 
@@ -313,8 +316,8 @@ def test_a_dead_letter_does_not_steer_the_terminal(quintet: Commands, topic: str
 
 def test_dead_letter_errors(quintet: Commands, topic: str) -> None:
     produce(quintet, topic, "x")
-    assert "all of them with --all" in quintet("dlq", "replay", topic, code=2).err
-    assert "for one ID" in quintet("dlq", "replay", topic, "--all", "--value", "x", code=2).err
+    assert "Give the IDs to replay, or --all" in quintet("dlq", "replay", topic, code=2).err
+    assert "needs exactly one ID" in quintet("dlq", "replay", topic, "--all", "--value", "x", code=2).err
     assert "they look like 0-17" in quintet("dlq", "show", topic, "seventeen", code=2).err
     assert "has no dead letter 0-17" in quintet("dlq", "show", topic, "0-17", code=1).err
     assert "17" in quintet("dlq", "send", topic, "0", "17", code=1).err
@@ -537,7 +540,7 @@ def test_audit(quintet: Commands, topic: str) -> None:
     assert len(quintet("audit", "--resource", topic, "--export", "json").json) == 2
     assert quintet("audit", "--until", "1000", "--json").json == []
     assert quintet("audit", "--user", "nobody").err == "nothing that matches was written down\n"
-    assert "'yesterday' is no time" in quintet("audit", "--since", "yesterday", code=2).err
+    assert "'yesterday' is not a time" in quintet("audit", "--since", "yesterday", code=2).err
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

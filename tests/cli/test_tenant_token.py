@@ -158,7 +158,7 @@ def test_mint_refuses_what_makes_no_sense(keys: Path, tmp_path: Path) -> None:
     rows: list[tuple[tuple[str, ...], str]] = [
         (("--sub", "ann", *key), "either --queue-key"),
         ((*ANN, "--queue-key", "k1", *key), "either --queue-key"),
-        (ANN, "Signed with what?"),
+        (ANN, "There is no key to sign with"),
         ((*ANN, *key, "--dev"), "--key-file excludes"),
         ((*ANN, *key, "--secret", SECRET), "--key-file excludes"),
         ((*ANN, "--dev", "--alg", "HS512"), "--alg is not for tokens of Felix"),
@@ -190,7 +190,7 @@ def test_private_keys_that_are_none(tmp_path: Path) -> None:
         file.write_bytes(content)
         file.chmod(0o600)
         refused = quintet("token", "mint", *ANN, "--key-file", str(file), code=2)
-        assert f"{file} is no Ed25519 private key in PEM without a passphrase" in refused.err
+        assert f"{file} is not an Ed25519 private key in PEM without a passphrase" in refused.err
     (tmp_path / "text").chmod(0o644)
     assert "chmod 600" in quintet("token", "mint", *ANN, "--key-file", str(tmp_path / "text"), code=2).err
     assert "cannot read" in quintet("token", "mint", *ANN, "--key-file", str(tmp_path / "none"), code=2).err
@@ -289,7 +289,7 @@ def test_a_secret_for_other_algorithms_judges_no_token_of_felix(tmp_path: Path) 
 def test_key_sets_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     rows = {
-        b"": "no JSON object",
+        b"": "not a JSON object",
         json.dumps({"keys": [JWK | {"d": "AA"}]}).encode(): "key 0 is a private key",
         b" " * 70_000: "at most 65536 bytes",
     }

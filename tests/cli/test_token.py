@@ -82,9 +82,9 @@ def test_mint_as_json_with_issuer_and_audience() -> None:
 def test_mint_refuses_what_does_not_fit_or_makes_no_sense(tmp_path: Path) -> None:
     long = quintet("token", "mint", "--dev", "--sub", "ann", "--queue-key", "k" * 120, code=1)
     assert re.search(r"\d+ over the 255 that fit; its longest claim is queue_key with 135 bytes", long.err)
-    assert "no permission" in quintet("token", "mint", "--dev", *ANN, "--permissions", "fly", code=2).err
-    assert "no duration" in quintet("token", "mint", "--dev", *ANN, "--expires", "soon", code=2).err
-    assert "Signed with what?" in quintet("token", "mint", *ANN, code=2).err
+    assert "is not a permission" in quintet("token", "mint", "--dev", *ANN, "--permissions", "fly", code=2).err
+    assert "is not a duration" in quintet("token", "mint", "--dev", *ANN, "--expires", "soon", code=2).err
+    assert "There is no secret to sign with" in quintet("token", "mint", *ANN, code=2).err
     assert "5 bytes, HS256 needs at least 32" in quintet("token", "mint", *ANN, "--secret", "short", code=2).err
     assert "needs at least 64" in quintet("token", "mint", *ANN, "--dev", "--alg", "HS512", code=2).err
     assert "its sub is not" in quintet("token", "mint", "--dev", "--sub", "(x)", "--queue-key", "k", code=1).err

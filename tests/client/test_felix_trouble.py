@@ -97,7 +97,7 @@ def test_where_a_subscription_begins_on_the_command_line(server: Server, topic: 
     run("pub", topic, "one", "two", "three")
     begin = ("sub", topic, "--timeout", "20", "--count", "1", "--from")
     assert [run(*begin, start) for start in ("1", "-10m")] == ["two\n", "one\n"]
-    assert "none of earliest, latest, an offset, -10m" in run(*begin, "soon", status=2)
+    assert "is not a position: write earliest, latest, an offset, -10m" in run(*begin, "soon", status=2)
     assert "the nearest that can be read is 3" in run(*begin, "99", status=1)
     assert "is for FlyMQ and Felix, not for blipmq" in run(*begin, "1", url=server.url, status=2)
     assert "--from an offset or a time is for Felix, not for flymq" in run(*begin, "1", url=server.fly, status=2)

@@ -318,7 +318,7 @@ def test_urls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         quintet.peer("peerbus://:t@127.0.0.1")
     with pytest.raises(BadUrl, match="says name=a"):
         quintet.peer("peerbus://:t@127.0.0.1?name=a", name="b")
-    with pytest.raises(BadUrl, match="not at flymq"):
+    with pytest.raises(BadUrl, match="the URL is of flymq"):
         quintet.peer("flymq://a:b@127.0.0.1", name="b")
     with pytest.raises(BadUrl, match="cannot read"):
         quintet.peer(f"peerbus://:t@127.0.0.1?name=a&secret_file={tmp_path}/none")

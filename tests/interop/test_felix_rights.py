@@ -211,7 +211,7 @@ class FelixDoor(Door):
             return ""
         if who == "revoked" and operation != "auth" and texts == ["auth failed"]:
             return "revoked"
-        if texts[-1].endswith("is where dead letters go"):
+        if texts[-1].endswith("is reserved for dead letters"):
             return ""  # past the gate: no cache has such a name
         if operation.startswith("group_") and texts[-1].startswith(("there is no group", "topic not found")):
             return ""  # past the gate, too

@@ -12,14 +12,11 @@ waits in between lets go of what it holds. `unless_unwanted` keeps it from the c
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from quintet.model.errors import Busy
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Done, Promise
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRichComparison
 
 SLICE_US: Final = 4_000  # of one turn; a step that has begun is finished
 STEPS_AT_ONCE_MAX: Final = 1_000  # of one slice, also if the clock stands still
@@ -64,7 +61,7 @@ def finish(steps: Steps[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def in_order(items: Sequence[T], key: "Callable[[T], SupportsRichComparison]") -> Iterator[T | None]:
+def in_order(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[T | None]:
     """Sorted, without the time that sorting a hundred thousand takes at once. None among them is a pause and no item."""
     runs = []
     for start in range(0, len(items), SORTED_AT_ONCE):

@@ -74,14 +74,14 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def bench() -> None:
-    """Measure a broker, with percentiles and a picture.
+    """Measure throughput and latency of a broker, with percentiles and a picture.
 
     \b
     quintet bench pub --qos 1 --connections 16 --in-flight 64
     quintet bench e2e --rate 10000 --duration 10 --picture latency.png
     quintet bench fanout --subscribers 16 --size 1024
 
-    URL is a door such as blipmq://:dev-key@127.0.0.1:5555 (the default; or QUINTET_URL).
+    URL is that of a broker, such as blipmq://:dev-key@127.0.0.1:5555 (the default; or QUINTET_URL).
     """
 
 
@@ -113,7 +113,9 @@ def _messages(count: int | None, duration: float | None, rate: float | None) -> 
 
 def _check_stamp(size: int) -> None:
     if size < STAMP_BYTES:
-        raise click.UsageError(f"--size must be at least {STAMP_BYTES}: the payload carries the time it was due.")
+        raise click.UsageError(
+            f"--size must be at least {STAMP_BYTES}: the payload carries the time at which it was due."
+        )
 
 
 @bench.command()
@@ -133,7 +135,7 @@ def pub(
     connections: int,
     in_flight: int,
 ) -> None:
-    """Publish, and wait for the barrier that says it is done (with --qos 1: durable)."""
+    """Publish, and wait until the broker has confirmed all (with --qos 1: as durable)."""
     from quintet.bench import run
     from quintet.bench.generators import Load
 
@@ -184,7 +186,7 @@ def _flow(
     door = target(url)
     load = Load(door.wire, door.address, topic, size, qos)
     if duration is not None and rate is None:
-        raise click.UsageError("--duration needs --rate here: a flow at full speed ends after --count messages.")
+        raise click.UsageError("--duration needs --rate here: without --rate a run ends after --count messages.")
     total = _messages(count, duration, rate)
     with _bar(f"{name}, to {subscribers}", total) as progress:
         if rate is not None:
@@ -218,7 +220,7 @@ def _check_packages(picture: Path | None) -> None:
 
 @bench.command("doors")
 def list_doors() -> None:
-    """Name the doors that can be measured."""
+    """List the protocols that can be measured, each with a URL."""
     for name, door in schemes().items():
         echo(f"{name:10} {door.example}")
 

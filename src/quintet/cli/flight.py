@@ -25,7 +25,7 @@ RETRY_SECONDS: Final = "2"  # a command that only asks gives up soon
 
 flight_url_option: Final = click.option(
     "--url",
-    help=f"The broker's Flight door (or {VARIABLE}, or the host of QUINTET_URL) [{URL_DEFAULT}].",
+    help=f"URL of the broker's Flight listener (or {VARIABLE}, or the host of QUINTET_URL) [{URL_DEFAULT}].",
 )
 
 
@@ -44,7 +44,7 @@ conf_option: Final = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     callback=_settings,
-    help="A setting of Spark, over every other; repeatable.",
+    help="Spark setting, which overrides all others; repeatable.",
 )
 
 

@@ -34,26 +34,26 @@ COMMANDS: Final = {
     "serve": Row("quintet.cli.serve:serve", "Run the broker."),
     "pub": Row("quintet.cli.messages.pubsub:pub", "Publish messages."),
     "sub": Row("quintet.cli.messages.pubsub:sub", "Receive messages."),
-    "kv": Row("quintet.cli.messages.kv:kv", "The cache: values by key, with an age and a version."),
-    "peer": Row("quintet.cli.messages.peer:peer_group", "Peers of the bus: names, messages, a pipe."),
-    "mcp": Row("quintet.cli.messages.mcp:mcp", "Be a peer for a model: an MCP server on stdio."),
-    "tail": Row("quintet.cli.messages.tail:tail", "Look at a topic without consuming."),
-    "topic": Row("quintet.cli.manage.topic:topic", "Make, list, describe and delete topics."),
-    "group": Row("quintet.cli.manage.group:group", "Consumer groups: members, lag, positions."),
-    "schema": Row("quintet.cli.manage.schema:schema", "Schemas: register, look at, validate."),
+    "kv": Row("quintet.cli.messages.kv:kv", "Key-value cache with expiry and versions."),
+    "peer": Row("quintet.cli.messages.peer:peer_group", "Exchange messages between named peers (peerbus)."),
+    "mcp": Row("quintet.cli.messages.mcp:mcp", "MCP server on stdio: lets an AI model send and receive messages."),
+    "tail": Row("quintet.cli.messages.tail:tail", "Read a topic without consuming."),
+    "topic": Row("quintet.cli.manage.topic:topic", "Create, list, describe and delete topics."),
+    "group": Row("quintet.cli.manage.group:group", "Consumer groups: members, lag, offsets."),
+    "schema": Row("quintet.cli.manage.schema:schema", "Schemas: register, show, validate."),
     "dlq": Row("quintet.cli.messages.dlq:dlq", "Dead letters: browse, replay, purge."),
     "txn": Row("quintet.cli.messages.txn:txn", "Transactions: all messages or none."),
     "user": Row("quintet.cli.manage.user:user", "Users and their passwords."),
     "acl": Row("quintet.cli.manage.user:acl", "Access rules of topics and groups."),
-    "role": Row("quintet.cli.manage.user:role", "Roles and what they may."),
-    "token": Row("quintet.cli.manage.token:token", "Tokens of the doors Fast and Felix: mint, look inside, make keys."),
-    "audit": Row("quintet.cli.folder.audit:audit", "Who did what."),
+    "role": Row("quintet.cli.manage.user:role", "Roles and their permissions."),
+    "token": Row("quintet.cli.manage.token:token", "Tokens for Fast and Felix: create, inspect, generate keys."),
+    "audit": Row("quintet.cli.folder.audit:audit", "Audit log: who did what."),
     "pipeline": Row("quintet.cli.pipeline:pipeline", "Data pipelines on Spark: run, watch, stop."),
     "spark": Row("quintet.cli.spark:spark", "SQL over topics, and notebooks with a running query."),
-    "bench": Row("quintet.cli.bench:bench", "Measure a broker, with percentiles and a picture."),
+    "bench": Row("quintet.cli.bench:bench", "Measure throughput and latency of a broker."),
     "config": Row("quintet.cli.manage.config:config", "Write, check and explain the configuration."),
-    "protocol": Row("quintet.cli.protocol:protocol", "Wire protocols: operations, and frames taken apart."),
-    "log": Row("quintet.cli.folder.log:log", "Verify and read a data folder."),
+    "protocol": Row("quintet.cli.protocol:protocol", "Wire protocols: list operations, decode frames."),
+    "log": Row("quintet.cli.folder.log:log", "Verify, read and repair a data folder."),
     "completion": Row("quintet.cli.main:completion", "Print the completion script for a shell."),
 }
 
@@ -131,7 +131,7 @@ def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
     quintet serve --dev                         a broker on this machine, ready to try
     quintet sub orders --count 1                wait for one message
     quintet pub orders 'hello'                  send it
-    quintet tail orders --from -10m             look without consuming
+    quintet tail orders --from -10m             read without consuming
     quintet config init > quintet.toml          every option with its default
     quintet log verify /var/lib/quintet         check every byte of a data folder
 

@@ -53,7 +53,7 @@ def pipeline() -> None:
 @pipeline.command("list")
 @json_option
 def list_pipelines(as_json: bool) -> None:
-    """The built-in pipelines.
+    """List the built-in pipelines.
 
     \b
     quintet pipeline list
@@ -91,19 +91,23 @@ def _complete_option(ctx: click.Context, _param: click.Parameter, incomplete: st
 @pipeline.command(add_help_option=False)
 @click.argument("kind", metavar="NAME", required=False, shell_complete=_complete_kind)
 @click.argument("options", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=_complete_option)
-@click.option("--config", type=click.Path(path_type=Path), help="A TOML file with options; KEY=VALUE wins over it.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with options; KEY=VALUE overrides it.")
 @flight_url_option
 @master_option
 @conf_option
-@click.option("--name", help="What this run is called [NAME and its topics].")
-@click.option("--checkpoint", help="Directory that remembers how far it is [beside other state of yours, by name].")
-@click.option("--trigger", help="now: all there is, then stop; or every so often: 500ms, 10s, 5m [10s].")
+@click.option("--name", help="Name of this run [NAME and its topics].")
+@click.option("--checkpoint", help="Directory of the checkpoint [in your state directory, by name].")
+@click.option("--trigger", help="now: process what is there, then stop; or an interval: 500ms, 10s, 5m [10s].")
 @click.option(
-    "--restarts", type=click.IntRange(0), help="Give up after so many in a row [never; 5 with --trigger now]."
+    "--restarts",
+    type=click.IntRange(0),
+    help="Give up after this many restarts in a row [never; 5 with --trigger now].",
 )
 @click.option("--verbose", "-v", is_flag=True, help="Show Spark's log, what its workers print, and stack traces.")
 @json_option
-@click.option("-h", "--help", "wants_help", is_flag=True, help="This text; behind NAME: the options of a pipeline.")
+@click.option(
+    "-h", "--help", "wants_help", is_flag=True, help="Show this message; after NAME: the options of that pipeline."
+)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -132,7 +136,7 @@ def run(
     quintet pipeline run my.own.module topic=orders          a pipeline of yours
 
     A pipeline that fails starts again from its checkpoint, after 1, 2, 4 ... 60 seconds. The first Ctrl-C (or SIGTERM)
-    lets the batch under way end.
+    lets it finish the current batch.
     """
     if wants_help and kind is None:
         echo(ctx.get_help())
@@ -280,12 +284,12 @@ def _complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str)
 @pipeline.command()
 @click.argument("name", required=False, shell_complete=_complete_name)
 @flight_url_option
-@click.option("--watch", "-w", is_flag=True, help="Again and again, until Ctrl-C.")
-@click.option("--every", type=common.Duration(), default="2s", show_default=True, help="With --watch: how often.")
-@click.option("-n", "--count", type=click.IntRange(1), help="With --watch: stop after so many.")
+@click.option("--watch", "-w", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--every", type=common.Duration(), default="2s", show_default=True, help="With --watch: interval.")
+@click.option("-n", "--count", type=click.IntRange(1), help="With --watch: stop after this many.")
 @json_option
 def status(name: str | None, url: str | None, watch: bool, every: int, count: int | None, as_json: bool) -> None:
-    """How the pipelines are that report to a broker: from any machine that reaches it.
+    """Show the pipelines that report to a broker, from any machine that can reach it.
 
     \b
     quintet pipeline status
@@ -369,7 +373,7 @@ def _nothing(name: str) -> NoReturn:
 @flight_url_option
 @json_option
 def stop(name: str, url: str | None, as_json: bool) -> None:
-    """Ask a running pipeline to stop; it lets the batch under way end.
+    """Ask a running pipeline to stop; it finishes the current batch first.
 
     \b
     quintet pipeline stop archive-orders

@@ -23,7 +23,7 @@ PASTE_BYTES_MAX: Final = 128 * 1024 * 1024  # of text on stdin: a frame of 32 Mi
 
 @click.group()
 def protocol() -> None:
-    """The wire protocols: their operations, and frames taken apart.
+    """Wire protocols: list operations, decode frames.
 
     \b
     quintet protocol flymq                      every operation with its fields
@@ -34,11 +34,13 @@ def protocol() -> None:
 
 @protocol.command()
 @click.argument("operation", required=False)
-@click.option("--decode", "pasted", metavar="HEX", help="Take frames apart: hex, or - for hex on stdin.")
-@click.option("--as", "kind", type=click.Choice(["request", "reply", "sdk"]), help="With --decode: what it is.")
+@click.option("--decode", "pasted", metavar="HEX", help="Decode frames: hex, or - for hex on stdin.")
+@click.option(
+    "--as", "kind", type=click.Choice(["request", "reply", "sdk"]), help="With --decode: read the frames as this."
+)
 @click.option("--markdown", is_flag=True, help="The table as in the README.")
 @click.option("--into", type=click.Path(path_type=Path, dir_okay=False), help="Write the table into this README.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def flymq(
     operation: str | None, pasted: str | None, kind: str | None, markdown: bool, into: Path | None, as_json: bool
 ) -> None:
@@ -51,7 +53,7 @@ def flymq(
     quintet protocol flymq --decode 'AF 01 08 01 00 00 00 00'
     xxd -p frame.bin | quintet protocol flymq --decode -
 
-    OPERATION is a name or a code. A frame does not say whether it is a request or a reply: what fits is chosen, --as says it.
+    OPERATION is a name or a code. A frame does not say whether it is a request or a reply: the first that fits is shown, --as chooses.
     """
     if pasted is not None:
         return _decode(pasted, kind, as_json)

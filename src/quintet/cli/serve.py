@@ -16,19 +16,23 @@ import click
     envvar="QUINTET_CONFIG",
     help="TOML file with the configuration (or QUINTET_CONFIG).",
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False, readable=False), help="Folder of the log.")
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False, readable=False), help="Folder that holds the log."
+)
 @click.option("--dev", is_flag=True, help="Loopback only, fixed credentials, data in .quintet.")
-@click.option("--print-ready", is_flag=True, help="One JSON line on stdout once every listener accepts.")
+@click.option(
+    "--print-ready", is_flag=True, help="Print one JSON line on stdout when every listener accepts connections."
+)
 def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: bool) -> None:
     """Run the broker.
 
     \b
-    quintet serve --dev                              try it: loopback, fixed credentials
-    quintet serve --config /etc/quintet.toml         in earnest
+    quintet serve --dev                              to try it: loopback only, fixed credentials
+    quintet serve --config /etc/quintet.toml         with a configuration
     QUINTET_LISTENERS__BLIPMQ__PORT=0 quintet serve --dev --print-ready
 
-    Environment variables QUINTET_SECTION__KEY override the file, flags override both. SIGTERM drains and stops, SIGHUP
-    reads certificates and credentials again.
+    Environment variables QUINTET_SECTION__KEY override the file, flags override both. SIGTERM drains and stops;
+    SIGHUP reloads certificates and credentials.
     """
     _load_quickly()
     from quintet.config import Settings

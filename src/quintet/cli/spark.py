@@ -67,9 +67,11 @@ def spark() -> None:
 @flight_url_option
 @master_option
 @conf_option
-@click.option("--typed", is_flag=True, help="Values as the columns of their registered schema.")
-@click.option("--limit", type=click.IntRange(1), help=f"Rows at most [{LIMIT_ROWS} of a table, else all].")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--typed", is_flag=True, help="Decode values into the columns of their registered schema.")
+@click.option(
+    "--limit", type=click.IntRange(1), help=f"Maximum number of rows [{LIMIT_ROWS}; with --json or --csv all]."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 @click.option("--verbose", "-v", is_flag=True, help="Show Spark's log, and what its workers print.")
 def sql(
@@ -91,7 +93,7 @@ def sql(
     quintet spark sql --typed --csv "select * from orders" > orders.csv
     quintet spark sql - < report.sql
 
-    STATEMENT - is read from stdin. Several are separated by semicolons; odd names stand in backticks.
+    STATEMENT - is read from stdin. Separate several with semicolons; put names with special characters in backticks.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
@@ -209,7 +211,7 @@ def _plain_fields(names: Sequence[str], row: Sequence[object]) -> dict[str, obje
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="The file to write [TOPIC.py or TOPIC.ipynb].")
 @click.option("--jupyter", is_flag=True, help="A Jupyter notebook instead of a marimo one.")
 @click.option("--print", "only_write", is_flag=True, help="Only write the file and print its name.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def notebook(
     topic: str,
     url: str | None,
@@ -220,7 +222,7 @@ def notebook(
     only_write: bool,
     force: bool,
 ) -> None:
-    """A notebook with a running query over a topic: its messages per time, drawn anew as they come.
+    """Write a notebook with a streaming query over a topic: a chart of its message rate that updates itself.
 
     \b
     quintet spark notebook orders                     writes orders.py and opens it with marimo

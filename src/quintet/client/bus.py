@@ -214,7 +214,9 @@ class Bus:
     ) -> Ack:
         """What has an operation of its own: later, or with a schema."""
         if sum(option is not None for option in (ttl, delay, schema)) > 1:
-            raise Unsupported("a message has one of ttl=, delay= and schema=", hint="FlyMQ has no operation for two")
+            raise Unsupported(
+                "ttl=, delay= and schema= cannot be combined", hint="FlyMQ has a separate operation for each"
+            )
         fields: Fields = {"topic": topic, "data": data, "key": key_bytes(key) or b""}
         fields["partition"] = ANY if partition is None else partition
         if schema is not None:
@@ -227,7 +229,7 @@ class Bus:
     async def cancel(self, ack: Ack, *, timeout: float | None = None) -> None:
         """Take a delayed message back, before anybody saw it."""
         if ack.handle is None:
-            raise ValueError("only a message published with delay= can be taken back")
+            raise ValueError("only a message published with delay= can be cancelled")
         await self.request("CANCEL_DELAYED", timeout=timeout, topic=ack.topic, handle=ack.handle)
 
     async def publish_batch(
@@ -253,7 +255,7 @@ class Bus:
         if encoded is None and key is not None:
             encoded = [key_bytes(key)] * len(data)
         if encoded is not None and len(encoded) != len(data):
-            raise ValueError(f"{len(data)} messages and {len(encoded)} keys")
+            raise ValueError(f"{len(data)} messages and {len(encoded)} keys: give one key for each message")
         if not data:
             return Ack(topic, 0, qos == 1)
         longest = max(map(len, filter(None, encoded)), default=0) if encoded else 0
@@ -301,7 +303,7 @@ class Bus:
             raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
         check_compression(compression or "none")
         if idempotent and (ttl is not None or retry):
-            raise Unsupported("an idempotent producer has no ttl= and needs no retry=", hint="it retries by itself")
+            raise Unsupported("an idempotent producer does not support ttl= and retry=", hint="it retries by itself")
         load = Load(topic, (), qos, self._check(topic, qos, ttl), compression=compression)
         return Producer(
             self._open(),
@@ -384,7 +386,7 @@ class Bus:
         self._check(topic, qos, None)
         self._carries(resume=resume, group=group, start=start, member=member, filter=filter, durable=durable)
         if not isinstance(start, str | None) and "durable" in self._setup.connector.lacks:
-            raise Unsupported("this door begins at no offset and no time", hint="the Felix door does")
+            raise Unsupported("this protocol cannot start at an offset or a time", hint="Felix can")
         if prefetch < 1:
             raise ValueError("prefetch is a number of messages from 1 up")
         door = self._setup.connector
@@ -488,7 +490,7 @@ class Bus:
         for option, value in options.items():
             if value is not None and option in self._setup.connector.lacks:
                 door = self._setup.connector
-                raise Unsupported(f"{door.name} cannot carry {option}=", hint=door.lacks[option])
+                raise Unsupported(f"{door.name} does not support {option}=", hint=door.lacks[option])
 
     def _check(self, topic: str, qos: int, ttl: float | None) -> int:
         """The TTL in milliseconds, 0 for none, if all three can be sent."""

@@ -116,7 +116,7 @@ class Cache:
         self._name = name
         door = cast("FelixConnector", streams.setup.connector)
         if name.count("/") not in (0, 2):
-            raise BadName(f"{name!r} is no name of a cache", hint="a name without /, or TENANT/NAMESPACE/NAME")
+            raise BadName(f"{name!r} is not the name of a cache", hint="a name without /, or TENANT/NAMESPACE/NAME")
         tenant, namespace, cache = door.names.scope(name)
         self._scope: Fields = {"tenant_id": tenant, "namespace": namespace, "cache": cache}
 
@@ -187,7 +187,7 @@ class Cache:
         on, of one key, of those that begin with `prefix`, or of all. Of several changes of one key that were not read yet
         the last is told."""
         if key is not None and prefix is not None:
-            raise ValueError("watch one of key= and prefix=")
+            raise ValueError("give key= or prefix=, not both")
         return Watch(self, self._streams, self._scope, key, prefix)
 
     async def _ask(self, name: str, key: str, fields: Fields, timeout: float | None, again: bool = False) -> Fields:
@@ -368,7 +368,7 @@ def check_key(key: object) -> None:
     if not isinstance(key, str):
         raise TypeError(f"a key is text, not {type(key).__name__}")
     if not key.isascii() and any("\ud800" <= letter <= "\udfff" for letter in key):
-        raise ValueError(f"a key is text that UTF-8 can say, and {key!r} is not")
+        raise ValueError(f"the key {key!r} cannot be encoded as UTF-8")
 
 
 def _value(text: str | None) -> bytes | None:

@@ -128,7 +128,7 @@ class Producer:
         """Note where the message that comes next in the buffer goes; the bytes of its key."""
         for option, given in (("key", key), ("partition", partition)):
             if given is not None and option in self._lacks:
-                raise Unsupported(f"this door cannot carry {option}=", hint=self._lacks[option])
+                raise Unsupported(f"this protocol does not support {option}=", hint=self._lacks[option])
         if partition is not None and self._sequencer is not None:
             self._sequencer.check(partition)
         before = len(self._buffer)

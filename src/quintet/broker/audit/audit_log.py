@@ -284,7 +284,10 @@ class Audit:
             data += between if number else b""
             data += encode(event)
             if len(data) > EXPORT_BYTES_MAX:
-                raise TooLarge(f"the export has more than {EXPORT_BYTES_MAX} bytes", hint="ask for less")
+                raise TooLarge(
+                    f"the export has more than {EXPORT_BYTES_MAX} bytes",
+                    hint="narrow it down: by time, type, user or resource",
+                )
             yield
         data += b"]" if format == "json" else b""
         return data

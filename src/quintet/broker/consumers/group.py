@@ -382,7 +382,7 @@ def check_name(group: str) -> None:
     if not 0 < size <= GROUP_NAME_BYTES_MAX:
         raise BadName(f"the name of a consumer group has 1 to {GROUP_NAME_BYTES_MAX} bytes, this one has {size}")
     if "\0" in group:
-        raise BadName("the name of a consumer group has no NUL byte")
+        raise BadName("the name of a consumer group must not contain a NUL byte")
 
 
 def check_offset(topic: Topic, partition: int, offset: int) -> None:
@@ -397,7 +397,7 @@ def check_offset(topic: Topic, partition: int, offset: int) -> None:
 def check_still(group: Group) -> None:
     if group.members:
         raise GroupBusy(
-            f"group {group.name} has {len(group.members)} members: its offsets are theirs",
+            f"group {group.name} has {len(group.members)} members: its offsets can be changed only while it has none",
             hint="stop its consumers first; they are gone at once, or after the session timeout if they were static",
         )
 

@@ -471,7 +471,7 @@ class Caches:
             return cache
         name = name_of(scope)
         if self._is_dead(name):
-            raise BadName(f"{name!r} is where dead letters go", hint="choose another name for the cache")
+            raise BadName(f"{name!r} is reserved for dead letters", hint="choose another name for the cache")
         if cache is None:
             if len(self._by_scope) >= self.options.caches_max:
                 raise LimitExceeded(

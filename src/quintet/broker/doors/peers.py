@@ -196,7 +196,7 @@ class Peers:
         if mailbox is None:
             return self._new(name, principal.name)
         if mailbox.owner != principal.name:
-            raise NameClaimed(f"the peer name {name!r} is another owner's", hint="choose another name")
+            raise NameClaimed(f"the peer name {name!r} belongs to another owner", hint="choose another name")
         if mailbox.holder is not None and not self._may_take_over(mailbox):
             raise Busy(f"the peer name {name!r} was taken over {TAKEOVERS_MAX} times in a few seconds")
         if not mailbox.registered.pending:

@@ -143,7 +143,7 @@ def _check(report: Report) -> None:
         if not 1 <= len(text.encode(errors="replace")) <= NAME_BYTES_MAX or not text.isprintable():
             raise BadName(f"the {what} of a pipeline has 1 to {NAME_BYTES_MAX} bytes, all of them printable")
     if report.state not in STATES:
-        raise BadRequest(f"{report.state[:20]!r} is no state of a pipeline", hint=f"one of {', '.join(STATES)}")
+        raise BadRequest(f"{report.state[:20]!r} is not a state of a pipeline", hint=f"one of {', '.join(STATES)}")
     if len(report.detail.encode(errors="replace")) > DETAIL_BYTES_MAX:
         raise BadRequest(f"the detail of a report has at most {DETAIL_BYTES_MAX} bytes")
     figures = (

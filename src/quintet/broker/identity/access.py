@@ -303,7 +303,7 @@ class Access:
         try:
             clean = check_user_name(name)
         except BadName as error:
-            raise AuthError(f"the subject of the token is no name: {error}") from error
+            raise AuthError(f"the subject of the token is not a user name: {error}") from error
         identity = f"subject:{clean}"
         principal = self.current(identity)
         if principal is None:
@@ -367,7 +367,7 @@ class Access:
     def check_roles(self, names: Sequence[str]) -> None:
         """BadRequest unless there are roles of all these names, and not too many for one user."""
         if len(names) > ROLES_OF_USER_MAX:
-            raise BadRequest(f"{len(names)} roles, the limit is {ROLES_OF_USER_MAX}")
+            raise BadRequest(f"{len(names)} roles were given; a user has at most {ROLES_OF_USER_MAX}")
         for name in names:
             if name not in self._roles:
                 known = ", ".join(sorted(self._roles))
@@ -434,7 +434,9 @@ class Access:
     ) -> Iterator[Step]:
         """The rows up to the one that decided, in words."""
         if reason == "internal":
-            yield Step(topic, "internal name", "no", f"names that begin with {INTERNAL_PREFIX} are the broker's own")
+            yield Step(
+                topic, "internal name", "no", f"names that begin with {INTERNAL_PREFIX} are reserved for the broker"
+            )
             return
         yield Step(topic, "internal name", "next", "the name is not one of the broker's own")
         if reason == "administers":

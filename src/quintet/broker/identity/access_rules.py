@@ -106,7 +106,9 @@ class AccessRules:
         if not self._access.allowed(actor, "admin", pattern):
             raise Forbidden(f"{actor.name} may not administer {pattern!r}")
         if len(acl.users) + len(acl.roles) > ACL_NAMES_MAX:
-            raise LimitExceeded(f"an access rule names at most {ACL_NAMES_MAX} users and roles")
+            raise LimitExceeded(
+                f"the access rule of {pattern!r} names too many users and roles; the limit is {ACL_NAMES_MAX}"
+            )
         self._access.check_roles(acl.roles)
         users = tuple(dict.fromkeys(check_user_name(name) for name in acl.users))
         return Acl(pattern, acl.public, users, tuple(dict.fromkeys(acl.roles)))

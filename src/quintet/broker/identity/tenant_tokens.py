@@ -179,7 +179,7 @@ def read_jwks(data: bytes) -> tuple[TenantKey, ...]:
     found = jose.json_object(data)
     rows = None if found is None else found.get("keys")
     if type(rows) is not list:
-        raise ConfigError('this is no JSON object {"keys": [...]} with each name once')
+        raise ConfigError('the key set is not a JSON object {"keys": [...]}, or has a name twice')
     if len(rows) > KEYS_MAX:
         raise ConfigError(f"a key set has at most {KEYS_MAX} keys here, this one has {len(rows)}")
     keys = tuple(_read_key(row, f"key {number}") for number, row in enumerate(rows))
@@ -189,7 +189,7 @@ def read_jwks(data: bytes) -> tuple[TenantKey, ...]:
 
 def _read_key(row: object, what: str) -> TenantKey:
     if type(row) is not dict:
-        raise ConfigError(f"{what} is no JSON object")
+        raise ConfigError(f"{what} is not a JSON object")
     if "d" in row:
         raise ConfigError(
             f"{what} is a private key: it has a member d",
@@ -222,7 +222,7 @@ def _public(x: object, what: str) -> bytes:
 def _check_kids(keys: tuple[TenantKey, ...]) -> None:
     named = [key.kid for key in keys if key.kid]
     if len(set(named)) < len(named):
-        raise ConfigError("two keys of a set have one kid")
+        raise ConfigError("two keys of the key set have the same kid")
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class TenantTokenOptions:
 
     def __post_init__(self) -> None:
         if self.leeway_us < 0:
-            raise ConfigError("the leeway of tokens is negative", hint="0 is the least")
+            raise ConfigError("the leeway of tokens is negative", hint="use 0 or more")
         for tenant, keys in self.keys.items():
             if len(keys) > KEYS_MAX:
                 raise ConfigError(f"tenant {tenant!r} has {len(keys)} keys for tokens, {KEYS_MAX} are the most")

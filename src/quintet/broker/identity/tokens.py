@@ -92,9 +92,11 @@ class TokenOptions:
 
     def __post_init__(self) -> None:
         if not self.algorithms or len(set(self.algorithms)) < len(self.algorithms):
-            raise ConfigError("tokens need an algorithm, and each once", hint="algorithms = ['HS256']")
+            raise ConfigError(
+                "the list of algorithms for tokens is empty, or has one of them twice", hint="algorithms = ['HS256']"
+            )
         if self.leeway_us < 0:
-            raise ConfigError("the leeway of tokens is negative", hint="0 is the least")
+            raise ConfigError("the leeway of tokens is negative", hint="use 0 or more")
         for algorithm in self.algorithms:
             for number, secret in enumerate(self.secrets):
                 prepared_secret(secret, algorithm, f"secret {number} of tokens")
@@ -104,7 +106,7 @@ def prepared_secret(secret: bytes, algorithm: str, what: str) -> bytes:
     """The secret, if it may be used with this algorithm."""
     if algorithm not in SIGNATURE_BYTES:
         known = ", ".join(SIGNATURE_BYTES)
-        raise ConfigError(f"tokens are not signed with {algorithm!r} here", hint=f"one of {known}")
+        raise ConfigError(f"{algorithm!r} is not an algorithm for tokens", hint=f"use one of {known}")
     least = SECRET_BYTES_MIN[algorithm]
     if len(secret) < least:
         raise ConfigError(

@@ -248,7 +248,7 @@ class Users:
             before = self._find(name)
             administrator = self._access.may_administer(actor)
             if not administrator and (before is None or before.name != actor.name):
-                raise Forbidden("only an administrator changes the password of another user")
+                raise Forbidden("only an administrator may change the password of another user")
             self._check_password(new)
             if before is None:
                 raise UserNotFound(f"there is no user {name!r}")
@@ -256,7 +256,7 @@ class Users:
                 usable = before.enabled and 1 <= len(old) <= limits.PASSWORD_BYTES_MAX
                 stored, given = (before.hash, old) if usable else (NOBODY_HASH, b"nobody")
                 if not await self._hashing.verify(stored, given):
-                    raise AuthError("the old password is not right")
+                    raise AuthError("the old password is wrong")
             hashed = await self._hashing.hash(new)
             async with self._changes.alone(actor.name):
                 row = self._existing(name)
@@ -385,7 +385,7 @@ class Users:
     def _check_new(self, name: str) -> str:
         clean = check_user_name(name)
         if sum(not row.gone for row in self._table) >= USERS_MAX:
-            raise LimitExceeded(f"there are {USERS_MAX} users already")
+            raise LimitExceeded(f"there are {USERS_MAX} users, which is the limit: delete one first")
         twin = self._twin_of(clean)
         if twin is not None:
             raise UserExists(

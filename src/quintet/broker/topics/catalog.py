@@ -441,7 +441,7 @@ class Topics:
         if durability not in ("", "fsync", "interval", "os"):
             raise BadRequest(f"durability is fsync, interval or os, not {durability!r}")
         if retention_us < 0 or retention_bytes < 0:
-            raise BadRequest("retention is 0 (as configured) or more")
+            raise BadRequest(f"retention is {min(retention_us, retention_bytes)}: it must be 0 (as configured) or more")
         topic = self._by_name.get(raw)
         if topic is None:
             given = partial(_given, durability, retention_us, retention_bytes)
@@ -499,7 +499,7 @@ class Topics:
         if topic is None:
             topic = self._create(raw, True, 1, partial(_as_cache, self._policy.cache_durability), own=True)
         if not isinstance(topic, CacheTopic):
-            raise BadName(f"topic {topic.name!r} is there and is no cache", hint="choose another name for the cache")
+            raise BadName(f"topic {topic.name!r} exists and is not a cache", hint="choose another name for the cache")
         return topic
 
     def _harden(self, topic: Topic, spec: TopicSpec, error: Exception | None) -> None:
@@ -613,9 +613,9 @@ def check_name(raw: bytes) -> str:
         raise BadName(f"a topic name has 1 to {limits.TOPIC_NAME_BYTES_MAX} bytes, this one has {len(raw)}")
     name = text_of(raw)
     if "\0" in name:
-        raise BadName("a topic name has no NUL byte")
+        raise BadName("a topic name must not contain a NUL byte")
     if name.startswith(INTERNAL_PREFIX):
-        raise BadName(f"names that start with {INTERNAL_PREFIX!r} are the broker's own")
+        raise BadName(f"names that start with {INTERNAL_PREFIX!r} are reserved for the broker")
     return name
 
 

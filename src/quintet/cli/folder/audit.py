@@ -23,7 +23,7 @@ EVENTS_MAX: Final = 1_000  # of one answer of the broker; an export has no limit
 @click.option("--type", "types", multiple=True, help="auth.failure, access.denied, topic.delete, ...; repeatable.")
 @click.option("--resource", default="", help="Only about this topic, user or group.")
 @click.option("--result", type=click.Choice(["success", "denied", "failure"]), help="Only with this result.")
-@click.option("--search", default="", help="Only with this text anywhere.")
+@click.option("--search", default="", help="Only events that contain this text.")
 @click.option("-n", "--count", type=click.IntRange(1, EVENTS_MAX), help=f"At most so many [{EVENTS_DEFAULT}].")
 @click.option("--export", type=click.Choice(["json", "csv"]), help="Everything that matches, as the broker exports it.")
 @json_option
@@ -49,7 +49,7 @@ def audit(
     quintet audit --since -1h --type auth.failure --type access.denied
     quintet audit --user ann --json
     quintet audit --since -7d --export csv > audit.csv
-    quintet audit verify --data /var/lib/quintet  is the log what it was?
+    quintet audit verify --data /var/lib/quintet  was the log altered?
     """
     if ctx.invoked_subcommand is not None:
         return

@@ -148,8 +148,8 @@ def _text(fields: dict[str, object], name: str) -> str:
 @click.option("--data", "folder", type=click.Path(path_type=Path), required=True, help="The broker's data folder.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable.")
 @click.option("--since", type=common.Moment(), help="-1h, or a time as in 2026-11-15T12:00.")
-@click.option("-n", "--count", type=click.IntRange(min=0), help=f"The last so many [{LINES_DEFAULT}]; 0: all.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option("-n", "--count", type=click.IntRange(min=0), help=f"Print the last this many [{LINES_DEFAULT}]; 0: all.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new events, until Ctrl-C.")
 @click.option("--values", is_flag=True, help="Show the values of messages, too.")
 @json_option
 def tail(
@@ -161,14 +161,14 @@ def tail(
     values: bool,
     as_json: bool,
 ) -> None:
-    """Messages sent, delivered and settled, in the order of time.
+    """Print messages sent, delivered and settled, in order of time.
 
     \b
     quintet audit tail --data /var/lib/quintet
     quintet audit tail --data /var/lib/quintet --topic orders --follow
     quintet audit tail --data /var/lib/quintet --since -1h -n 0 --json | jq 'select(.event == "ack")'
 
-    Read out of the files, also while the broker runs. Messages of topics in memory are in no file: only who got them is told.
+    It reads the files, also while the broker runs. Topics in memory have no files: of their messages only deliveries are shown.
     """
     from quintet.log.embedded.files.disk import OsDisk
 

@@ -88,7 +88,7 @@ def verify(
 @ANCHORS
 @json_option
 def head(folder: Path, file: Path | None, as_json: bool) -> None:
-    """Print SEQ:HASH of the last anchor: keep it where nobody who can write to this disk can.
+    """Print SEQ:HASH of the last anchor. Keep it where it cannot be changed by anyone who can write to this disk.
 
     \b
     quintet audit head --data /var/lib/quintet >> /mnt/elsewhere/heads

@@ -41,7 +41,7 @@ log.add_command(repair)
 
 @log.command()
 @FOLDER
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: each finding, then the summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line: each finding, then the summary.")
 @click.pass_context
 def verify(ctx: click.Context, folder: Path, as_json: bool) -> None:
     """Check every byte in DIR. Exit code 1 if anything is corrupt; a torn tail of the last segment is only noted.
@@ -68,13 +68,13 @@ def verify(ctx: click.Context, folder: Path, as_json: bool) -> None:
 
 @log.command()
 @FOLDER
-@click.option("--topic", help="Only this topic (its name; __topics and the like too).")
+@click.option("--topic", help="Only this topic; internal ones such as __topics, too.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Lowest offset to print.")
 @click.option("--limit", type=click.IntRange(min=1), help="Print at most this many records.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "hex"]), default="text", show_default=True)
 def dump(folder: Path, topic: str | None, partition: int | None, first: int, limit: int | None, form: str) -> None:
-    """Print the sound records in DIR.
+    """Print the intact records in DIR.
 
     \b
     quintet log dump /var/lib/quintet --topic orders --limit 10

@@ -57,13 +57,13 @@ class Inline:
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--accept-loss", is_flag=True, help="Go on without what is lost, and make rows of topics again.")
+@click.option("--accept-loss", is_flag=True, help="Accept the loss, and recreate the rows of topics.")
 @click.option("--anchors", type=click.Path(path_type=Path), help="The file of anchors, if it is not DIR/anchors.")
 @click.pass_context
 def repair(ctx: click.Context, folder: Path, accept_loss: bool, anchors: Path | None) -> None:
-    """Say what the broker lost of its own tables in DIR; with --accept-loss let it start without that.
+    """Report what is lost of the broker's own tables in DIR; with --accept-loss, let it start without that.
 
-    The broker must not run. Make a copy of DIR first: what is accepted stays lost. Exit code 1 if something was found and not
+    Stop the broker and copy DIR first: an accepted loss is final. Exit code 1 if something was found and not
     accepted.
 
     \b

@@ -294,7 +294,7 @@ def validate(config_file: Path | None) -> None:
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> None:
-    """Print what the broker would run with. Keys are shown as their SHA-256 only."""
+    """Print the configuration that the broker would use. API keys are shown as their SHA-256 only."""
     from quintet.config import load_with_origins
 
     settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None}, _warn)
@@ -319,8 +319,8 @@ def _flat(tree: dict[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple
 @FILE
 @click.argument("key")
 def explain(config_file: Path | None, key: str) -> None:
-    """Say what KEY means, its default and its environment variable; a table's name lists what is in it. Doors of the file's, or the
-    environment's, `plugins.doors` have tables, too."""
+    """Explain KEY: meaning, default and environment variable. The name of a table lists its keys; doors that `plugins.doors` of the
+    file or the environment names have tables, too."""
     from quintet.config import nearest_key, plugins_of, settings_with
     from quintet.config.renaming import new_name
 

@@ -35,16 +35,18 @@ if TYPE_CHECKING:
 SAMPLES_KEPT: Final = 10  # the rates of --watch are over this many samples
 
 group_argument: Final = click.argument("group", shell_complete=complete_group)
-topic_option: Final = click.option("--topic", shell_complete=complete_topic, help="If the name is on several topics.")
+topic_option: Final = click.option(
+    "--topic", shell_complete=complete_topic, help="Topic of the group, if several topics have a group of this name."
+)
 
 
 @click.group()
 def group() -> None:
-    """Consumer groups: members, lag, positions.
+    """Consumer groups: members, lag, offsets.
 
     \b
     quintet group list
-    quintet group lag billing --watch            behind by how much, and until when
+    quintet group lag billing --watch            how far behind, and when it will catch up
     quintet group reset billing --to -10m        read the last ten minutes again
     """
 
@@ -53,7 +55,7 @@ def group() -> None:
 @url_option
 @json_option
 def list_groups(url: str, as_json: bool) -> None:
-    """The groups you may see.
+    """List the groups that you may see.
 
     \b
     quintet group list
@@ -72,7 +74,7 @@ def list_groups(url: str, as_json: bool) -> None:
 @topic_option
 @json_option
 def describe(url: str, group: str, topic: str | None, as_json: bool) -> None:
-    """A group's members, what they read, and its committed offsets.
+    """Show a group's members, their partitions, and its committed offsets.
 
     \b
     quintet group describe billing
@@ -145,14 +147,16 @@ def trend(samples: Sequence[Sample]) -> Trend | None:
 @url_option
 @click.argument("group", required=False, shell_complete=complete_group)
 @click.option("--topic", shell_complete=complete_topic, help="Only on this topic.")
-@click.option("--watch", is_flag=True, help="Go on, with rates and the time until it has caught up.")
-@click.option("--every", type=common.Duration(), default="1s", show_default=True, help="With --watch: time between.")
-@click.option("--count", type=click.IntRange(1), help="With --watch: stop after so many samples.")
+@click.option("--watch", is_flag=True, help="Repeat, with rates and the estimated time to catch up.")
+@click.option(
+    "--every", type=common.Duration(), default="1s", show_default=True, help="With --watch: interval between samples."
+)
+@click.option("--count", type=click.IntRange(1), help="With --watch: stop after this many samples.")
 @json_option
 def lag(
     url: str, group: str | None, topic: str | None, watch: bool, every: int, count: int | None, as_json: bool
 ) -> None:
-    """How far groups are behind: in messages, and in seconds since the oldest message that waits.
+    """Show how far groups are behind: in messages, and in seconds since the oldest message not yet committed.
 
     \b
     quintet group lag                            all groups
@@ -302,7 +306,11 @@ class Target(click.ParamType[tuple[str, int]]):
             return "offset", int(number)
         moment = None if text.startswith("offset ") else common.moment_ms(text.removeprefix("timestamp "))
         if moment is None:
-            self.fail(f"{value!r}: earliest, latest, an offset, -10m, or a time as in 2026-11-15T12:00", param, ctx)
+            self.fail(
+                f"{value!r} is not a position: write earliest, latest, an offset, -10m (ago), or a time such as 2026-11-15T12:00",
+                param,
+                ctx,
+            )
         return "timestamp", moment
 
 
@@ -311,8 +319,14 @@ class Target(click.ParamType[tuple[str, int]]):
 @group_argument
 @topic_option
 @click.option("--to", "target", type=Target(), required=True, help="earliest, latest, N, -10m, or a time.")
-@click.option("--partition", "partitions", type=click.IntRange(0, common.I32_MAX), multiple=True, help="Only these.")
-@click.option("--dry-run", is_flag=True, help="Only say where it would be.")
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0, common.I32_MAX),
+    multiple=True,
+    help="Only this partition; repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the new offsets without setting them.")
 @json_option
 def reset(
     url: str,
@@ -323,7 +337,7 @@ def reset(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Move a group that nobody reads for just now.
+    """Set the committed offsets of a group that has no active members.
 
     \b
     quintet group reset billing --to earliest
@@ -382,12 +396,12 @@ async def _plan(broker: Manage, info: TopicInfo, mode: str, value: int, partitio
 @yes_option
 @json_option
 def delete(url: str, group: str, topic: str | None, yes: bool, as_json: bool) -> None:
-    """Forget a group and its committed offsets.
+    """Delete a group and its committed offsets.
 
     \b
     quintet group delete billing
     """
-    common.confirm(f"Forget the group {group} and its offsets?", yes)
+    common.confirm(f"Delete the group {group} and its committed offsets?", yes)
 
     async def work(broker: Manage) -> str:
         on = await _topic_of(broker, group, topic)
@@ -406,7 +420,7 @@ async def _topic_of(broker: Manage, group: str, topic: str | None) -> str:
     if not found:
         raise _no_group(group, topic)
     if len(found) > 1:
-        raise click.UsageError(f"{group} is on {', '.join(found)}: say which one with --topic.")
+        raise click.UsageError(f"{group} exists on {', '.join(found)}: choose one with --topic.")
     return found[0]
 
 

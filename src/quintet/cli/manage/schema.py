@@ -20,7 +20,7 @@ name_argument: Final = click.argument("name")
 
 @click.group()
 def schema() -> None:
-    """Schemas: register, look at, validate.
+    """Schemas: register, show, validate.
 
     \b
     quintet schema register orders order.schema.json
@@ -34,11 +34,18 @@ def schema() -> None:
 @url_option
 @name_argument
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--type", "kind", type=click.Choice(TYPES), help="If the name of the file does not say it.")
-@click.option("--compat", type=click.Choice(MODES), help="What a new version must be to the last [backward].")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(TYPES),
+    help="Type of the schema, if the file does not end in .json, .avsc or .proto.",
+)
+@click.option(
+    "--compat", type=click.Choice(MODES), help="How compatible a new version must be with the last one [backward]."
+)
 @json_option
 def register(url: str, name: str, file: Path, kind: str | None, compat: str | None, as_json: bool) -> None:
-    """Add a version. FILE is .json (JSON Schema), .avsc or .proto, or - for stdin with --type.
+    """Register a new version. FILE is .json (JSON Schema), .avsc or .proto, or - for stdin with --type.
 
     \b
     quintet schema register orders order.json
@@ -47,7 +54,9 @@ def register(url: str, name: str, file: Path, kind: str | None, compat: str | No
     """
     chosen = kind or SUFFIXES.get(file.suffix)
     if chosen is None:
-        raise click.UsageError(f"{file}: is this json, avro or protobuf? --type says it.")
+        raise click.UsageError(
+            f"{file}: the name does not tell the type of the schema; add --type json, avro or protobuf."
+        )
     definition = common.read_file(file)
     version = manage(url, lambda broker: broker.register_schema(name, chosen, definition, compat or ""))
     say(as_json, {"name": name, "type": chosen, "version": version}, f"{name}: version {version} ({chosen})")
@@ -56,10 +65,10 @@ def register(url: str, name: str, file: Path, kind: str | None, compat: str | No
 @schema.command()
 @url_option
 @name_argument
-@click.option("--version", type=click.IntRange(1), help="Not the latest.")
+@click.option("--version", type=click.IntRange(1), help="Version to print instead of the latest.")
 @json_option
 def get(url: str, name: str, version: int | None, as_json: bool) -> None:
-    """Print a definition, the latest or another version.
+    """Print the definition of a schema.
 
     \b
     quintet schema get orders
@@ -78,7 +87,7 @@ def get(url: str, name: str, version: int | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def list_schemas(url: str, name: str | None, as_json: bool) -> None:
-    """All versions, of one name or of all.
+    """List all versions, of one name or of all.
 
     \b
     quintet schema list
@@ -100,7 +109,7 @@ def list_schemas(url: str, name: str | None, as_json: bool) -> None:
 @click.option("--file", type=click.Path(path_type=Path), help="One message: all of this file (Avro, Protobuf).")
 @json_option
 def validate(url: str, name: str, messages: tuple[str, ...], file: Path | None, as_json: bool) -> None:
-    """Do MESSAGES fit? They are arguments, a --file, or the lines of stdin. Exit code 1 if one does not.
+    """Validate MESSAGES: arguments, a --file, or the lines of stdin. Exit code 1 if one is not valid.
 
     \b
     quintet schema validate orders '{"total": 5}'
@@ -135,7 +144,7 @@ def validate(url: str, name: str, messages: tuple[str, ...], file: Path | None, 
 @schema.command()
 @url_option
 @name_argument
-@click.option("--version", type=click.IntRange(1), help="Only this one; without it all of them.")
+@click.option("--version", type=click.IntRange(1), help="Version to delete; without it, all versions are deleted.")
 @yes_option
 @json_option
 def delete(url: str, name: str, version: int | None, yes: bool, as_json: bool) -> None:
@@ -157,7 +166,7 @@ def delete(url: str, name: str, version: int | None, yes: bool, as_json: bool) -
 @click.argument("mode", type=click.Choice(MODES), required=False)
 @json_option
 def compat(url: str, name: str, mode: str | None, as_json: bool) -> None:
-    """Show or set what a new version must be to the last one.
+    """Show or set how compatible a new version must be with the last one.
 
     \b
     quintet schema compat orders                 backward

@@ -44,11 +44,11 @@ def is_tenant_token(found: "Inspected") -> bool:
 @click.option(
     "--beside",
     type=click.Path(path_type=Path),
-    help="A key set whose keys stay good: the new set holds them, too. So one key replaces another.",
+    help="Key set whose keys stay valid: they are copied into the new one. Use it to rotate keys.",
 )
 @json_option
 def keygen(out: Path, kid: str, beside: Path | None, as_json: bool) -> None:
-    """Make a pair of Ed25519 keys for the tokens of a Felix tenant: key.pem to sign with, jwks.json for the broker.
+    """Generate a pair of Ed25519 keys for the tokens of a Felix tenant: key.pem signs, jwks.json is for the broker.
 
     \b
     quintet token keygen --out keys/t1
@@ -127,7 +127,9 @@ def read_private_key(path: Path) -> "Ed25519PrivateKey":
     except (ValueError, TypeError):  # TypeError: it wants a passphrase
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is no Ed25519 private key in PEM without a passphrase", hint="quintet token keygen")
+        raise ConfigError(
+            f"{path} is not an Ed25519 private key in PEM without a passphrase", hint="quintet token keygen"
+        )
     return key
 
 
@@ -150,7 +152,7 @@ def mint_for_tenant(
     from quintet.broker.identity import tenant_tokens as rules
 
     if not expires_ms:
-        raise click.UsageError("A token of a tenant expires: give --expires.")
+        raise click.UsageError("Tokens of Felix must expire: --expires cannot be 0.")
     now, (issuer, audience) = now_ms(), _parties(*parties)
     expires_s = -(-(now + expires_ms) // 1000)
     claims: dict[str, object] = {name: value for name, value in (("iss", issuer), ("aud", audience)) if value}
@@ -164,7 +166,7 @@ def mint_for_tenant(
     elif secret is not None:
         algorithm, sign = rules.HS256, rules.secret_signer(secret)
     else:
-        raise click.UsageError("Signed with what? Give --key-file, --secret-file, --secret or --dev.")
+        raise click.UsageError("There is no key to sign with: give --key-file, --secret-file, --secret or --dev.")
     made = rules.mint_tenant(claims, algorithm, sign, kid)
     secrets = () if secret is None else (secret,)
     options = rules.TenantTokenOptions(secrets, issuer=issuer, audience=audience, keys=keys)

@@ -33,12 +33,14 @@ PIPE_BYTES_MAX: Final = 64 * 1024  # of a token on stdin; far above what any doo
 TIMES: Final = ("exp", "nbf", "iat")
 
 secret_file_option: Final = click.option(
-    "--secret-file", type=click.Path(path_type=Path), help="File with the master secret (one line), for its owner only."
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    help="File with the master secret (one line), readable by its owner only.",
 )
 secret_option: Final = click.option(
     "--secret",
     envvar="QUINTET_TOKEN_SECRET",
-    help="The master secret (or QUINTET_TOKEN_SECRET). Every user of the machine can see it as an argument.",
+    help="The master secret (or QUINTET_TOKEN_SECRET). All users of this machine can see arguments: prefer --secret-file.",
 )
 dev_option: Final = click.option("--dev", is_flag=True, help="The secret of `quintet serve --dev`.")
 algorithm_option: Final = click.option(
@@ -48,7 +50,7 @@ algorithm_option: Final = click.option(
 
 @click.group()
 def token() -> None:
-    """Tokens of the doors Fast and Felix: mint, look inside, make keys.
+    """Tokens for Fast and Felix: create, inspect, generate keys.
 
     \b
     quintet token mint --dev --sub ann --queue-key k1
@@ -76,7 +78,7 @@ class Permissions(click.ParamType[list[str]]):
         words = [word.strip() for word in str(value).split(",") if word.strip()]
         for word in words:
             if word not in PERMISSIONS:
-                self.fail(f"{word!r} is no permission: {', '.join(sorted(PERMISSIONS))}", param, ctx)
+                self.fail(f"{word!r} is not a permission; there are {', '.join(sorted(PERMISSIONS))}", param, ctx)
         return list(dict.fromkeys(words))
 
 
@@ -87,7 +89,7 @@ class Permissions(click.ParamType[list[str]]):
 @click.option(
     "--allow",
     multiple=True,
-    help="Felix: action:resource, like stream.subscribe:stream:t1/default/*; as often as needed.",
+    help="Felix: action:resource, like stream.subscribe:stream:t1/default/*; repeatable.",
 )
 @click.option(
     "--permissions",
@@ -95,16 +97,18 @@ class Permissions(click.ParamType[list[str]]):
     default="publish,subscribe",
     help="publish, subscribe, rotate, create, with commas [publish,subscribe].",
 )
-@click.option("--expires", "expires_ms", type=Duration(), default="1h", help="How long it is good; 0: for ever [1h].")
-@click.option("--issuer", help="`iss`, for a broker that wants one [Felix: felix-auth].")
-@click.option("--audience", help="`aud`, for a broker that wants one [Felix: felix-broker].")
+@click.option("--expires", "expires_ms", type=Duration(), default="1h", help="Time until it expires; 0: never [1h].")
+@click.option("--issuer", help="`iss`, if the broker requires one [Felix: felix-auth].")
+@click.option("--audience", help="`aud`, if the broker requires one [Felix: felix-broker].")
 @click.option("--key-file", type=click.Path(path_type=Path), help="Felix: the private key, as `keygen` makes it.")
 @click.option("--kid", default="", help="Felix: name of the key in the broker's key set [its thumbprint].")
 @secret_file_option
 @secret_option
 @dev_option
 @algorithm_option
-@click.option("--no-typ", is_flag=True, help="Leave the type out of the header: 12 bytes more for the claims.")
+@click.option(
+    "--no-typ", is_flag=True, help="Leave the type out of the header, which leaves 12 more bytes for the claims."
+)
 @json_option
 @click.pass_context
 def mint(
@@ -126,7 +130,7 @@ def mint(
     no_typ: bool,
     as_json: bool,
 ) -> None:
-    """Make a token: with --queue-key one of Fast, with --tenant one of Felix. It goes to stdout, its size to stderr.
+    """Create a token: for Fast with --queue-key, for Felix with --tenant. It is printed on stdout, its size on stderr.
 
     \b
     quintet token mint --dev --sub ann --queue-key k1
@@ -141,7 +145,9 @@ def mint(
         mint_for_tenant(subject, tenant, list(allow), (issuer, audience), key_file, key, kid, expires_ms, as_json)
         return
     if key is None:
-        raise click.UsageError("Signed with what? Give --secret-file, --secret, QUINTET_TOKEN_SECRET or --dev.")
+        raise click.UsageError(
+            "There is no secret to sign with: give --secret-file, --secret, QUINTET_TOKEN_SECRET or --dev."
+        )
     claims: dict[str, object] = {"sub": subject, "queue_key": queue_key, "permissions": permissions}
     _mint_for_queue(claims, (issuer or "", audience or ""), key, algorithm, expires_ms, not no_typ, as_json)
 
@@ -155,7 +161,7 @@ def _one_kind(ctx: click.Context, tenant: str | None) -> None:
     """No option of the other door, and one of each that exclude each other."""
     named = given(ctx)
     if ("queue_key" in named) == (tenant is not None):
-        raise click.UsageError("Give either --queue-key, for a token of Fast, or --tenant, for one of Felix.")
+        raise click.UsageError("Give either --queue-key, for a token of Fast, or --tenant, for a token of Felix.")
     others = {"--permissions": "permissions", "--alg": "algorithm", "--no-typ": "no_typ"}
     if tenant is None:
         others = {"--allow": "allow", "--key-file": "key_file", "--kid": "kid"}
@@ -240,7 +246,7 @@ def inspect(
     audience: str | None,
     as_json: bool,
 ) -> None:
-    """Look inside of a token (- or nothing: stdin), and say what a broker would say. Exit code 1 if it would refuse.
+    """Show what a token says (- or none: read it from stdin), and whether a broker would accept it. Exit code 1 if not.
 
     \b
     quintet token inspect eyJhbGciOi...

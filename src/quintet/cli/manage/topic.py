@@ -23,7 +23,7 @@ DURABILITIES = ("fsync", "interval", "os")
 
 @click.group()
 def topic() -> None:
-    """Make, list, describe and delete topics.
+    """Create, list, describe and delete topics.
 
     \b
     quintet topic list
@@ -37,7 +37,7 @@ def topic() -> None:
 @url_option
 @json_option
 def list_topics(url: str, as_json: bool) -> None:
-    """The topics you may read or write.
+    """List the topics that you may read or write.
 
     \b
     quintet topic list
@@ -54,7 +54,11 @@ def list_topics(url: str, as_json: bool) -> None:
 @topic.command()
 @url_option
 @topic_argument
-@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), help="How many, for good [as configured].")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, PARTITIONS_MAX),
+    help="Number of partitions; it cannot be changed later [as configured].",
+)
 @click.option("--durability", type=click.Choice(DURABILITIES), help="What an acknowledgement promises [as configured].")
 @click.option("--retention", type=common.Duration(), help="Keep messages this long, such as 7d [as configured].")
 @click.option(
@@ -70,7 +74,7 @@ def create(
     retention_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Make a topic. It is no error if it is there already, with as many partitions.
+    """Create a topic. It is not an error if it exists with the same number of partitions.
 
     \b
     quintet topic create orders
@@ -98,7 +102,7 @@ def create(
 @topic_argument
 @json_option
 def describe(url: str, topic: str, as_json: bool) -> None:
-    """A topic's partitions with their first and next offsets.
+    """Show a topic's partitions with their first and next offsets.
 
     \b
     quintet topic describe orders
@@ -118,7 +122,7 @@ def describe(url: str, topic: str, as_json: bool) -> None:
 @yes_option
 @json_option
 def delete(url: str, topic: str, yes: bool, as_json: bool) -> None:
-    """Delete a topic: its messages, and the positions of its readers.
+    """Delete a topic with its messages and the offsets of its groups.
 
     \b
     quintet topic delete orders

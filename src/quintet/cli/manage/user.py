@@ -36,7 +36,7 @@ name_argument: Final = click.argument("name")
 password_option: Final = click.option(
     "--password-file",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="File with the password, or - for stdin. Without it, it is asked for or read from a pipe.",
+    help="File with the password, or - for stdin. Without it, the password is asked for, or read from a pipe.",
 )
 
 
@@ -52,7 +52,7 @@ def user() -> None:
     quintet user create ann --role producer --role consumer       asks for the password
     quintet user update ann --role consumer --disable
     quintet user password ann < password.txt
-    quintet user key add ann --name laptop                         an API key for other doors
+    quintet user key add ann --name laptop                         an API key, for other protocols
     """
 
 
@@ -60,7 +60,7 @@ def user() -> None:
 @url_option
 @json_option
 def list_users(url: str, as_json: bool) -> None:
-    """All users.
+    """List all users.
 
     \b
     quintet user list
@@ -83,11 +83,13 @@ def _updated(user: User) -> str:
 @user.command()
 @url_option
 @name_argument
-@click.option("--role", "roles", multiple=True, help="Repeat it for several; `quintet role list` shows them.")
+@click.option(
+    "--role", "roles", multiple=True, help="Role of the user; repeatable. `quintet role list` shows all roles."
+)
 @password_option
 @json_option
 def create(url: str, name: str, roles: tuple[str, ...], password_file: Path | None, as_json: bool) -> None:
-    """A new user.
+    """Create a user.
 
     \b
     quintet user create ann --role producer
@@ -105,12 +107,12 @@ def say_user(as_json: bool, found: User, text: str) -> None:
 @user.command()
 @url_option
 @name_argument
-@click.option("--role", "roles", multiple=True, help="The roles it has from now on; repeat it for several.")
+@click.option("--role", "roles", multiple=True, help="New role, in place of those it has; repeatable.")
 @click.option("--no-roles", is_flag=True, help="Take all roles away.")
 @click.option("--enable/--disable", "enabled", default=None, help="A disabled user cannot log in.")
 @json_option
 def update(url: str, name: str, roles: tuple[str, ...], no_roles: bool, enabled: bool | None, as_json: bool) -> None:
-    """Change roles, or whether a user may log in; what is not given stays.
+    """Change roles, or whether a user may log in. Options that are not given change nothing.
 
     \b
     quintet user update ann --role consumer
@@ -154,7 +156,7 @@ def delete(url: str, name: str, yes: bool, as_json: bool) -> None:
 @password_option
 @json_option
 def password(url: str, name: str | None, password_file: Path | None, as_json: bool) -> None:
-    """Change a password: your own (the old one is in the URL), or as an administrator NAME's.
+    """Change a password: your own (with the old one in the URL), or as an administrator that of NAME.
 
     \b
     quintet user password ann
@@ -163,7 +165,7 @@ def password(url: str, name: str | None, password_file: Path | None, as_json: bo
     parts = urlsplit(url)
     who = name or unquote(parts.username or "")
     if not who:
-        raise click.UsageError("Whose? The URL has no user: give a NAME.")
+        raise click.UsageError("The URL names no user: give the NAME of the user whose password changes.")
     old = unquote(parts.password or "") if who == unquote(parts.username or "") else ""
     new = read_password(password_file, f"New password of {who}", True)
     manage(url, lambda broker: broker.change_password(who, new, old))
@@ -175,7 +177,7 @@ def password(url: str, name: str | None, password_file: Path | None, as_json: bo
 
 @user.group()
 def key() -> None:
-    """API keys of users: what BlipMQ, peerbus (as its token) and Flight take.
+    """API keys of users, for BlipMQ, peerbus (as its token) and Flight.
 
     \b
     quintet user key add --name laptop               one of your own
@@ -188,11 +190,11 @@ def key() -> None:
 @key.command("add")
 @url_option
 @click.argument("name", required=False, default="")
-@click.option("--name", "label", default="", help="What it is for, to tell it from others.")
+@click.option("--name", "label", default="", help="Label of the key, to tell it from others.")
 @click.option("--expires", type=common.Duration(), help="Time until it stops working: 12h, 90d. Not given: never.")
 @json_option
 def add_key(url: str, name: str, label: str, expires: int | None, as_json: bool) -> None:
-    """A new key of yours, or as an administrator of the user NAME. It is printed this once.
+    """Create an API key for yourself, or as an administrator for the user NAME. It is printed only once.
 
     \b
     quintet user key add --name laptop > key.txt
@@ -213,7 +215,7 @@ def add_key(url: str, name: str, label: str, expires: int | None, as_json: bool)
 @click.option("--all", "everyone", is_flag=True, help="Keys of all users, and of the configuration.")
 @json_option
 def list_keys(url: str, name: str, everyone: bool, as_json: bool) -> None:
-    """Your keys, or as an administrator those of the user NAME.
+    """List your keys, or as an administrator those of the user NAME.
 
     \b
     quintet user key list
@@ -237,7 +239,7 @@ def _day(seconds: int) -> str:
 @key.command("remove")
 @url_option
 @click.argument("id")
-@click.option("--user", "name", default="", help="Whose it is; an administrator need not say.")
+@click.option("--user", "name", default="", help="Owner of the key; administrators may leave it out.")
 @yes_option
 @json_option
 def remove_key(url: str, id: str, name: str, yes: bool, as_json: bool) -> None:
@@ -285,7 +287,7 @@ def acl() -> None:
 @url_option
 @json_option
 def list_rules(url: str, as_json: bool) -> None:
-    """All rules.
+    """List all rules.
 
     \b
     quintet acl list
@@ -304,9 +306,9 @@ def _row(rule: Rule) -> tuple[object, ...]:
 @acl.command("set")
 @url_option
 @click.argument("topic", shell_complete=common.complete_topic)
-@click.option("--user", "users", multiple=True, help="May use it; repeat it for several.")
-@click.option("--role", "roles", multiple=True, help="Users with this role may; repeat it for several.")
-@click.option("--public", is_flag=True, help="Everybody may, to read and to write.")
+@click.option("--user", "users", multiple=True, help="User who may use it; repeatable.")
+@click.option("--role", "roles", multiple=True, help="Role whose users may use it; repeatable.")
+@click.option("--public", is_flag=True, help="Everybody may read and write it.")
 @json_option
 def set_rule(url: str, topic: str, users: tuple[str, ...], roles: tuple[str, ...], public: bool, as_json: bool) -> None:
     """Say who may use a topic, a prefix (NAME*), or a group (group:NAME).
@@ -315,7 +317,7 @@ def set_rule(url: str, topic: str, users: tuple[str, ...], roles: tuple[str, ...
     quintet acl set orders --user ann --role billing
     quintet acl set 'logs.*' --public
 
-    It replaces the rule of that name. A topic's rule leaves out everybody it does not list, but for administrators; those
+    It replaces the rule of that name. A topic's rule denies everybody it does not list, except administrators; those
     it lists still need a role that may read or write. --public opens a topic to all, to read and to write.
     """
     rule = Rule(topic, public, list(users), list(roles))
@@ -336,7 +338,7 @@ def set_rule(url: str, topic: str, users: tuple[str, ...], roles: tuple[str, ...
 @click.argument("topic", shell_complete=common.complete_topic)
 @json_option
 def get_rule(url: str, topic: str, as_json: bool) -> None:
-    """The rule of one name.
+    """Show the rule of one name.
 
     \b
     quintet acl get orders
@@ -356,7 +358,7 @@ def get_rule(url: str, topic: str, as_json: bool) -> None:
 @yes_option
 @json_option
 def delete_rule(url: str, topic: str, yes: bool, as_json: bool) -> None:
-    """Delete a rule: roles alone decide then, or the rule of a prefix.
+    """Delete a rule; access is then decided by roles, or by the rule of a prefix.
 
     \b
     quintet acl delete orders
@@ -374,7 +376,7 @@ def delete_rule(url: str, topic: str, yes: bool, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def explain(context: click.Context, url: str, who: str, action: str, topic: str, as_json: bool) -> None:
-    """Say whether USER may, and why, rule by rule. Exit code 0: yes, 1: no, 2: it could not be asked.
+    """Say whether USER is allowed to, and why, rule by rule. Exit code 0: yes, 1: no, 2: the question failed.
 
     \b
     quintet acl explain ann publish orders
@@ -405,12 +407,12 @@ def _may(found: Explanation) -> str:
 
 @click.group()
 def role() -> None:
-    """Roles and what they may.
+    """Roles and their permissions.
 
     \b
     quintet role list
 
-    Roles of your own are made in the configuration: `quintet config explain roles`.
+    Define your own roles in the configuration: `quintet config explain roles`.
     """
 
 
@@ -418,7 +420,7 @@ def role() -> None:
 @url_option
 @json_option
 def list_roles(url: str, as_json: bool) -> None:
-    """All roles.
+    """List all roles.
 
     \b
     quintet role list

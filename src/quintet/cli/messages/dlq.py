@@ -42,7 +42,7 @@ def dlq() -> None:
     quintet dlq list                             which topics have some
     quintet dlq list orders                      with cause and attempts
     quintet dlq show orders 0-17
-    quintet dlq replay orders 0-17 --edit        mend it and send it again
+    quintet dlq replay orders 0-17 --edit        edit it and publish it again
     quintet dlq replay orders --all --rate 10 --dry-run
     """
 
@@ -50,10 +50,12 @@ def dlq() -> None:
 @dlq.command("list")
 @url_option
 @click.argument("topic", required=False, shell_complete=common.complete_topic)
-@click.option("-n", "--count", type=click.IntRange(1), default=LIST_DEFAULT, show_default=True, help="At most so many.")
+@click.option(
+    "-n", "--count", type=click.IntRange(1), default=LIST_DEFAULT, show_default=True, help="At most this many."
+)
 @json_option
 def list_letters(url: str, topic: str | None, count: int, as_json: bool) -> None:
-    """The dead letters of a topic, oldest first; without one, the topics that have some.
+    """List the dead letters of a topic, oldest first; without TOPIC, the topics that have some.
 
     \b
     quintet dlq list
@@ -98,7 +100,7 @@ def _overview(url: str, as_json: bool) -> None:
 @click.argument("id")
 @json_option
 def show(url: str, topic: str, id: str, as_json: bool) -> None:
-    """All that is known of one dead letter.
+    """Show everything that is known about one dead letter.
 
     \b
     quintet dlq show orders 0-17
@@ -130,10 +132,10 @@ def show(url: str, topic: str, id: str, as_json: bool) -> None:
 @topic_argument
 @click.argument("ids", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters of the topic, oldest first.")
-@click.option("--rate", type=click.FloatRange(min=0.001), help="At most so many per second.")
-@click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--rate", type=click.FloatRange(min=0.001), help="At most this many per second.")
+@click.option("--dry-run", is_flag=True, help="List them without replaying.")
 @click.option("--edit", is_flag=True, help="Change each value in $EDITOR first.")
-@click.option("--value", help="Publish this instead (one ID only).")
+@click.option("--value", help="Publish this value instead (for one ID only).")
 @json_option
 def replay(
     url: str,
@@ -150,17 +152,17 @@ def replay(
 
     \b
     quintet dlq replay orders 0-17 0-18
-    quintet dlq replay orders 0-17 --edit                    mend it in $EDITOR
+    quintet dlq replay orders 0-17 --edit                    edit it in $EDITOR
     quintet dlq replay orders 0-17 --value '{"total": 5}'
-    quintet dlq replay orders --all --rate 10                gently
+    quintet dlq replay orders --all --rate 10                at most 10 per second
     quintet dlq replay orders --all --dry-run
 
-    What cannot be replayed is told and passed over; the exit code is then 1.
+    Dead letters that cannot be replayed are reported and skipped; the exit code is then 1.
     """
     if everything == bool(ids):
-        raise click.UsageError("Name the IDs to replay, or all of them with --all.")
+        raise click.UsageError("Give the IDs to replay, or --all.")
     if value is not None and (len(ids) != 1 or edit):
-        raise click.UsageError("--value is for one ID, and without --edit.")
+        raise click.UsageError("--value needs exactly one ID, and cannot be combined with --edit.")
     outcome = manage(url, lambda broker: _replay(broker, topic, ids, rate, dry_run, edit, common.typed(value)))
     failed = [row for row in outcome if "error" in row]
     if as_json:
@@ -257,7 +259,9 @@ async def _get(broker: Manage, topic: str, id: str) -> DeadLetter:
     """By asking for the one behind the id before it."""
     partition, _, offset = id.partition("-")
     if not (partition.isdecimal() and offset.isdecimal()):
-        raise click.UsageError(f"{id!r} is no id of a dead letter: they look like 0-17.")
+        raise click.UsageError(
+            f"{id!r} is not the id of a dead letter: ids look like 0-17 (`quintet dlq list TOPIC` shows them)."
+        )
     before = f"{int(partition)}-{int(offset) - 1}" if int(offset) else ""
     page = await broker.dead_letters(topic, max=1, after=before)
     if not int(offset) and int(partition):
@@ -294,7 +298,7 @@ def _is_text(data: bytes) -> bool:
 @yes_option
 @json_option
 def purge(url: str, topic: str, yes: bool, as_json: bool) -> None:
-    """Put all dead letters of a topic aside for good.
+    """Resolve all dead letters of a topic without replaying them; they are no longer listed.
 
     \b
     quintet dlq purge orders
@@ -312,7 +316,7 @@ def purge(url: str, topic: str, yes: bool, as_json: bool) -> None:
 @click.option("--error", "reason", default="put aside by hand", show_default=True, help="Why it cannot be processed.")
 @json_option
 def send(url: str, topic: str, partition: int, offset: int, reason: str, as_json: bool) -> None:
-    """Put a message of a topic among its dead letters.
+    """Add a message of a topic to its dead letters.
 
     \b
     quintet dlq send orders 0 4711 --error 'the customer does not exist'

@@ -26,16 +26,20 @@ URL_DEFAULT: Final = "felix://:dev-key@127.0.0.1:5000?ca=.quintet/tls/felix-cert
 CACHE_DEFAULT: Final = "default"
 
 _url = click.option(
-    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}]."
+    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"URL of the broker (or QUINTET_URL) [{URL_DEFAULT}]."
 )
 _cache = click.option(
-    "--cache", default=CACHE_DEFAULT, show_default=True, help="Which one: its name, or tenant/namespace/name."
+    "--cache", default=CACHE_DEFAULT, show_default=True, help="Cache to use: its name, or tenant/namespace/name."
 )
 _timeout = click.option(
-    "--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds it may take."
+    "--timeout",
+    type=click.FloatRange(min=0.001),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for the answer.",
 )
 _if_version = click.option(
-    "--if-version", type=click.IntRange(0), help="Only if the key is at this version; 0: only if it is not there."
+    "--if-version", type=click.IntRange(0), help="Only if the key has this version; 0: only if it does not exist."
 )
 
 
@@ -43,7 +47,9 @@ def run(url: str, cache: str, timeout: float, use: Callable[[Cache], Awaitable[T
     """Run with a cache. A key at another version is a failure that names it."""
     door = common.door_of(url)
     if door != "felix":
-        raise click.UsageError(f"This works over Felix, not over {door}: --url felix://:TOKEN@HOST:5000?ca=FILE")
+        raise click.UsageError(
+            f"This command needs Felix, and the URL is of {door}: use --url felix://:TOKEN@HOST:5000?ca=FILE"
+        )
 
     async def work(bus: Bus) -> T:
         return await use(bus.kv(cache))
@@ -53,12 +59,12 @@ def run(url: str, cache: str, timeout: float, use: Callable[[Cache], Awaitable[T
 
 @click.group()
 def kv() -> None:
-    """The broker's cache: values by key, with an age and a version.
+    """Key-value cache of the broker, with expiry and versions.
 
     \b
     quintet kv put greeting hello                     its version is printed
     quintet kv get greeting
-    quintet kv put session:7 "$DATA" --ttl 15m        gone after a quarter of an hour
+    quintet kv put session:7 "$DATA" --ttl 15m        expires after 15 minutes
     quintet kv incr visits
     quintet kv watch --prefix session: --count 1      wait for a change
     quintet kv del greeting
@@ -72,7 +78,7 @@ def kv() -> None:
 @_timeout
 @common.json_option
 def get(url: str, cache: str, key: str, timeout: float, as_json: bool) -> None:
-    """Print the value of KEY as it is; exit code 1 if it is not there.
+    """Print the value of KEY unchanged; exit code 1 if it does not exist.
 
     \b
     quintet kv get greeting
@@ -97,8 +103,8 @@ def get(url: str, cache: str, key: str, timeout: float, as_json: bool) -> None:
 @_cache
 @click.argument("key")
 @click.argument("value", required=False)
-@click.option("--file", type=click.Path(path_type=Path), help="The value is what this file holds; - is stdin.")
-@click.option("--ttl", type=common.Duration(), help="It is gone after this time: 90s, 15m, 1h30m, or seconds.")
+@click.option("--file", type=click.Path(path_type=Path), help="File that holds the value; - is stdin.")
+@click.option("--ttl", type=common.Duration(), help="Time until the key expires: 90s, 15m, 1h30m, or seconds.")
 @_if_version
 @_timeout
 @common.json_option
@@ -113,7 +119,7 @@ def put(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Store VALUE under KEY; its version is printed.
+    """Store VALUE under KEY and print its new version.
 
     \b
     quintet kv put greeting hello
@@ -149,7 +155,7 @@ def _conflict(error: VersionConflict) -> NoReturn:
 @_timeout
 @common.json_option
 def delete(url: str, cache: str, key: str, if_version: int | None, timeout: float, as_json: bool) -> None:
-    """Forget KEY; exit code 1 if it was not there.
+    """Delete KEY; exit code 1 if it does not exist.
 
     \b
     quintet kv del greeting
@@ -169,11 +175,11 @@ def delete(url: str, cache: str, key: str, if_version: int | None, timeout: floa
 @_cache
 @click.argument("key")
 @click.argument("delta", type=int, default=1)
-@click.option("--ttl", type=common.Duration(), help="It is gone after this time: 90s, 15m, 1h30m, or seconds.")
+@click.option("--ttl", type=common.Duration(), help="Time until the key expires: 90s, 15m, 1h30m, or seconds.")
 @_timeout
 @common.json_option
 def incr(url: str, cache: str, key: str, delta: int, ttl: int | None, timeout: float, as_json: bool) -> None:
-    """Add DELTA (1) to the number under KEY, which counts as 0 if it is not there; the sum is printed.
+    """Add DELTA (1) to the number under KEY and print the sum; a missing key counts as 0.
 
     \b
     quintet kv incr visits
@@ -189,11 +195,11 @@ def incr(url: str, cache: str, key: str, delta: int, ttl: int | None, timeout: f
 @_url
 @_cache
 @click.argument("key", required=False)
-@click.option("--prefix", help="Keys that begin so, in place of one key.")
+@click.option("--prefix", help="Watch all keys with this prefix instead of one key.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many changes.")
 @click.option("--timeout", type=click.FloatRange(min=0.001), help="Stop after this many seconds.")
 def watch(url: str, cache: str, key: str | None, prefix: str | None, count: int | None, timeout: float | None) -> None:
-    """Print what changes from now on, an object a line, until --count, --timeout or Ctrl-C; null: the key is gone.
+    """Print changes from now on, one JSON object per line, until --count, --timeout or Ctrl-C; null: the key was deleted.
 
     \b
     quintet kv watch greeting --count 1

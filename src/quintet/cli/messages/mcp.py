@@ -18,18 +18,24 @@ from quintet.client.core.errors import BadName, BadUrl
 
 
 @click.command()
-@click.option("--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}].")
-@click.option("--name", help="Who to be, if the URL does not say (?name=).")
+@click.option(
+    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"URL of the broker (or QUINTET_URL) [{URL_DEFAULT}]."
+)
+@click.option("--name", help="Name to register, unless the URL has ?name=.")
 @click.option(
     "--secret-file",
     type=click.Path(path_type=Path),
     help="File with the secret that peers share (or QUINTET_PEERBUS_SECRET holds it).",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds for each step."
+    "--timeout",
+    type=click.FloatRange(min=0.001),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for each step.",
 )
 def mcp(url: str, name: str | None, secret_file: Path | None, timeout: float) -> None:
-    """Be a peer for a model: an MCP server over stdio with the tools bus.send, bus.broadcast, bus.peers and bus.drain.
+    """Serve MCP over stdio, so that an AI model is a peer of the bus: it has the tools bus.send, bus.broadcast, bus.peers and bus.drain.
 
     \b
     quintet mcp --name alice

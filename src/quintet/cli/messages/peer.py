@@ -27,16 +27,20 @@ URL_DEFAULT: Final = "peerbus://:dev-token@127.0.0.1:47821"  # `quintet serve --
 LINE_BYTES_MAX: Final = 1024 * 1024  # the protocol's own bound
 
 _url = click.option(
-    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}]."
+    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"URL of the broker (or QUINTET_URL) [{URL_DEFAULT}]."
 )
-_name = click.option("--name", help="Who to be, if the URL does not say (?name=).")
+_name = click.option("--name", help="Name to register, unless the URL has ?name=.")
 _secret = click.option(
     "--secret-file",
     type=click.Path(path_type=Path),
     help="File with the secret that peers share (or QUINTET_PEERBUS_SECRET holds it).",
 )
 _timeout = click.option(
-    "--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds for each step."
+    "--timeout",
+    type=click.FloatRange(min=0.001),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for each step.",
 )
 
 
@@ -75,16 +79,16 @@ def json_or_text(value: bytes) -> object:
 
 @click.group()
 def peer_group() -> None:
-    """Peers of the bus: names, messages, and a pipe for other programs.
+    """Exchange messages between named peers over the protocol peerbus.
 
     \b
     export QUINTET_PEERBUS_SECRET=$(cat secret)  # what all peers share; at least 32 bytes
-    quintet peer listen --name bob               as they come, an object a line
+    quintet peer listen --name bob               as they arrive, one object per line
     quintet peer send bob '{"text": "hello"}' --name alice
     quintet peer broadcast '"lunch?"' --name alice
     quintet peer list --name alice
 
-    A name has one connection: whoever comes with the same name and token takes it over.
+    A name has one connection: a new one with the same name and token replaces it.
     """
 
 
@@ -95,7 +99,7 @@ def peer_group() -> None:
 @_timeout
 @common.json_option
 def list_peers(url: str, name: str | None, secret_file: Path | None, timeout: float, as_json: bool) -> None:
-    """The names of connected peers; the own one is among them.
+    """List the connected peers, your own name included.
 
     \b
     quintet peer list --name alice
@@ -113,7 +117,7 @@ def list_peers(url: str, name: str | None, secret_file: Path | None, timeout: fl
 @_name
 @_secret
 @_timeout
-@click.option("--id", help="Of the message; the broker takes each id of a sender once.")
+@click.option("--id", help="Id of the message; the broker accepts each id of a sender once.")
 @click.argument("to")
 @click.argument("body", required=False)
 def send(
@@ -125,10 +129,10 @@ def send(
     quintet peer send bob '{"text": "hello"}' --name alice
     tail -f app.log | quintet peer send bob --name logger
 
-    The id of each message goes to stdout, when the broker has read it; whether the peer is known it does not tell.
+    The id of each message is printed when the broker has read it. The broker does not say whether the peer exists.
     """
     if to == "*":
-        raise click.UsageError("'*' is everyone: use `quintet peer broadcast`.")
+        raise click.UsageError("'*' stands for all peers: use `quintet peer broadcast`.")
     _send_all(url, name, secret_file, timeout, body, id, lambda me, value, id: me.send(to, value, id=id))
 
 
@@ -137,7 +141,7 @@ def send(
 @_name
 @_secret
 @_timeout
-@click.option("--id", help="Of the message; the broker takes each id of a sender once.")
+@click.option("--id", help="Id of the message; the broker accepts each id of a sender once.")
 @click.argument("body", required=False)
 def broadcast(
     url: str, name: str | None, secret_file: Path | None, timeout: float, id: str | None, body: str | None
@@ -180,7 +184,7 @@ def _send_all(
 @_secret
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--timeout", type=click.FloatRange(min=0.001), help="Stop after this many seconds.")
-@click.option("--no-ack", is_flag=True, help="Look without consuming: all is delivered again.")
+@click.option("--no-ack", is_flag=True, help="Do not acknowledge: the messages are delivered again later.")
 def listen(
     url: str, name: str | None, secret_file: Path | None, count: int | None, timeout: float | None, no_ack: bool
 ) -> None:
@@ -190,7 +194,7 @@ def listen(
     quintet peer listen --name bob
     quintet peer listen --name bob --count 1 --timeout 5 | jq .body
 
-    With --count, too few messages before --timeout is exit code 1.
+    With --count, the exit code is 1 if fewer messages arrive before --timeout.
     """
     seen = 0
 
@@ -238,17 +242,17 @@ def _line(message: PeerMessage) -> bytes:
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="Seconds to go on writing what comes after stdin has ended.",
+    help="Seconds to keep receiving after stdin has ended.",
 )
 def stdio(url: str, name: str | None, linger: float) -> None:
-    """A pipe for a program that speaks peerbus by itself: objects on stdin go to the broker, its objects to stdout, one a
-    line and as they are. Signing, verifying and acknowledging are the other program's.
+    """Connect a program that speaks peerbus itself: objects on stdin go to the broker, those of the broker to stdout, one per
+    line and unchanged. The program signs, verifies and acknowledges.
 
     \b
-    quintet peer stdio --name bob                with the register sent for you, with the token of the URL
+    quintet peer stdio --name bob                sends the register message for you, with the token of the URL
     my-adapter | quintet peer stdio --url peerbuss://HOST:47821 | my-reader
 
-    Without a name the first line of stdin is the register.
+    Without a name, the first line of stdin must be the register message.
     """
     out = sys.stdout.buffer
 

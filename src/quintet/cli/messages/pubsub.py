@@ -36,25 +36,45 @@ _url = click.option(
     envvar="QUINTET_URL",
     help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}, with an option of FlyMQ {common.URL_DEFAULT}].",
 )
-_qos = click.option("--qos", type=click.IntRange(0, 1), default=1, show_default=True, help="0 at most once, 1 durable.")
+_qos = click.option(
+    "--qos",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
+    help="0 at most once, 1 at least once and durable.",
+)
 
 
 @click.command()
 @_url
 @click.argument("topic", shell_complete=common.complete_topic)
 @click.argument("values", nargs=-1)
-@click.option("--lines", "form", flag_value="lines", default="lines", help="Each line of stdin is a message (default).")
+@click.option("--lines", "form", flag_value="lines", default="lines", help="Each line of stdin is a message [default].")
 @click.option("--raw", "form", flag_value="raw", help="All of stdin is one message.")
 @click.option("--json-lines", "form", flag_value="json", help="Each line or value must be JSON; sent compact.")
 @_qos
-@click.option("--ttl", type=click.FloatRange(min=0.001), help="Seconds after which nobody wants it.")
+@click.option("--ttl", type=click.FloatRange(min=0.001), help="Seconds until the message expires.")
 @click.option("--key", help="Messages of one key go to one partition, in order (FlyMQ).")
-@click.option("--partition", type=click.IntRange(0, common.I32_MAX), help="Instead of the key's (FlyMQ).")
-@click.option("--delay", type=click.FloatRange(min=0.001), help="Seconds before anybody sees it (FlyMQ).")
-@click.option("--schema", help="A registered schema that it must fit (FlyMQ).")
+@click.option(
+    "--partition",
+    type=click.IntRange(0, common.I32_MAX),
+    help="Partition to publish to, instead of the one that the key chooses (FlyMQ).",
+)
+@click.option("--delay", type=click.FloatRange(min=0.001), help="Seconds until the message is delivered (FlyMQ).")
+@click.option("--schema", help="Registered schema that the message must fit (FlyMQ).")
 @click.option("--count", type=click.IntRange(1), default=1, help="Publish the values this many times.")
-@click.option("--cancel", type=click.IntRange(0), help="Take a delayed message back, by its handle (FlyMQ).")
-@click.option("--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds per batch.")
+@click.option(
+    "--cancel",
+    type=click.IntRange(0),
+    help="Cancel the delayed message with this handle, as `pub --delay` printed it (FlyMQ).",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.001),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for each batch.",
+)
 @common.json_option
 def pub(
     url: str | None,
@@ -76,7 +96,7 @@ def pub(
 
     \b
     quintet pub orders 'hello' 'world'           two messages
-    tail -f app.log | quintet pub logs           one per line, as they come
+    tail -f app.log | quintet pub logs           one message per line, as they arrive
     quintet pub blobs --raw < picture.png        the whole file as one message
     jq -c '.[]' rows.json | quintet pub rows --json-lines
     quintet pub load x --count 100000            the same message many times
@@ -94,9 +114,11 @@ def pub(
     )
     if cancel is not None:
         if values or delay is not None:
-            raise click.UsageError("--cancel takes a message back and sends none; leave values and --delay out")
+            raise click.UsageError("--cancel publishes nothing: leave out the values and --delay")
         common.manage(url, lambda broker: broker.cancel_delayed(topic, cancel), timeout)
-        return common.say(as_json, {"topic": topic, "cancelled": cancel}, f"{topic}: message {cancel} is taken back")
+        return common.say(
+            as_json, {"topic": topic, "cancelled": cancel}, f"{topic}: delayed message {cancel} is cancelled"
+        )
     from_stdin = values in ((), ("-",))
     _check(from_stdin, form, count, ttl, delay, schema)
     options = Options(qos, timeout, common.typed(key), partition, ttl or None, delay or None, schema or None)
@@ -113,7 +135,7 @@ def pub(
     total, handles, last = sent.total, sent.handles, sent.last
     if delay is not None:
         ending += f", appears in {delay:g} s"
-        ending += f" (--cancel {handles[0]} takes it back)" if len(handles) == 1 else ""
+        ending += f" (--cancel {handles[0]} cancels it)" if len(handles) == 1 else ""
     found: dict[str, object] = {"topic": topic, "count": total, "durable": last.durable}
     if total == 1 and last.offset is not None:
         ending += f" at {last.partition}@{last.offset}"
@@ -144,7 +166,11 @@ class Start(click.ParamType[str | int | datetime]):
             return int(text)
         found = common.moment_ms(text)
         if found is None:
-            self.fail(f"{text!r} is none of earliest, latest, an offset, -10m, 2026-11-15T12:00", param, ctx)
+            self.fail(
+                f"{text!r} is not a position: write earliest, latest, an offset, -10m (ago), or a time such as 2026-11-15T12:00",
+                param,
+                ctx,
+            )
         return datetime.fromtimestamp(found / 1000, UTC)
 
 
@@ -165,13 +191,17 @@ def _broker(url: str | None, of_flymq: dict[str, object]) -> str:
 def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: float | None, schema: str | None) -> None:
     """Options that make no sense together."""
     if from_stdin and form != "raw" and count > 1:
-        raise click.UsageError("--count repeats values; give them as arguments, or one message with --raw")
+        raise click.UsageError(
+            "--count repeats values that are arguments, or one message read with --raw; it does not repeat the lines of stdin"
+        )
     if not from_stdin and form == "raw":
-        raise click.UsageError("--raw reads stdin; leave the values out")
+        raise click.UsageError("--raw reads stdin: leave out the values")
     if delay is not None and (ttl is not None or schema is not None):
-        raise click.UsageError("--delay goes with neither --ttl nor --schema: FlyMQ has one operation for each")
+        raise click.UsageError(
+            "--delay cannot be combined with --ttl or --schema: FlyMQ has a separate operation for each"
+        )
     if ttl is not None and schema is not None:
-        raise click.UsageError("--ttl does not go with --schema: FlyMQ has one operation for each")
+        raise click.UsageError("--ttl cannot be combined with --schema: FlyMQ has a separate operation for each")
 
 
 class Options(NamedTuple):
@@ -244,23 +274,25 @@ async def _send(
     type=click.Choice(["text", "json", "raw", "hex"]),
     default="text",
     show_default=True,
-    help="text: a line each; json: an object a line; raw: the bytes and nothing else; hex: a line of hex each.",
+    help="text: one line per message; json: one object per line; raw: only the bytes; hex: one line of hex per message.",
 )
 @_qos
-@click.option("--resume", type=click.IntRange(1), help="Go on with an earlier subscription, by its id (BlipMQ).")
+@click.option("--resume", type=click.IntRange(1), help="Continue an earlier subscription, by its id (BlipMQ).")
 @click.option(
-    "--group", shell_complete=common.complete_group, help="Share the topic with others, and go on (FlyMQ, Felix)."
+    "--group",
+    shell_complete=common.complete_group,
+    help="Consumer group to join; the broker keeps its offsets (FlyMQ, Felix).",
 )
-@click.option("--durable", help="A name under which the broker keeps where this is (Felix).")
+@click.option("--durable", help="Name of a durable subscription; the broker keeps its position (Felix).")
 @click.option(
     "--from",
     "start",
     type=Start(),
-    help="Where to begin, a group only at first: earliest, latest (FlyMQ, Felix), an offset, -10m, or a time (Felix).",
+    help="Where to start: earliest, latest (FlyMQ, Felix), an offset, -10m, or a time (Felix). Ignored once a group has committed.",
 )
-@click.option("--member", help="A name within the group, that keeps its partitions over a reconnect (FlyMQ).")
-@click.option("--filter", "chosen", help="Only what passes, see `quintet tail --help` (FlyMQ).")
-@click.option("--no-ack", is_flag=True, help="Look without consuming: all is delivered again.")
+@click.option("--member", help="Name of a static member, which keeps its partitions over a reconnect (FlyMQ).")
+@click.option("--filter", "chosen", help="Only messages that match; `quintet tail --help` shows the syntax (FlyMQ).")
+@click.option("--no-ack", is_flag=True, help="Do not acknowledge: the messages are delivered again later.")
 def sub(
     url: str | None,
     topic: str,
@@ -279,20 +311,21 @@ def sub(
     """Receive messages of a topic, from now on, until --count, --timeout or Ctrl-C.
 
     \b
-    quintet sub orders                           as they come, a line each
+    quintet sub orders                           as they arrive, one per line
     quintet sub orders --count 1 --timeout 5     for scripts: exit code 1 if none came in 5 s
     quintet sub orders --format json | jq .value
-    quintet sub orders --resume 12               go on where subscription 12 stopped
+    quintet sub orders --resume 12               continue subscription 12 where it stopped
     quintet sub blobs --format raw --count 1 > picture.png
 
     \b
-    quintet sub orders --group billing           as one of several, each message for one of them
+    quintet sub orders --group billing           as a member of a group: each message goes to one member
     quintet sub orders --from earliest --filter '$.total == 5'
     quintet sub peerbus/bob --url 'peerbus://:dev-token@127.0.0.1:47821?name=bob'
     quintet sub orders --durable billing --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
     quintet sub orders --from -10m --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
 
-    The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
+    The id of the subscription is printed on stderr. With --count, the exit code is 1 if fewer messages arrive before --timeout
+    or Ctrl-C.
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
     encode, door = FORMATS[form], common.door_of(broker)

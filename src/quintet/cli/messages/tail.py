@@ -43,7 +43,11 @@ class Start(click.ParamType[tuple[str, int]]):
             return "offset", int(text)
         moment = common.moment_ms(text)
         if moment is None:
-            self.fail(f"{value!r}: earliest, latest, an offset, -10m, or a time as in 2026-11-15T12:00", param, ctx)
+            self.fail(
+                f"{value!r} is not a position: write earliest, latest, an offset, -10m (ago), or a time such as 2026-11-15T12:00",
+                param,
+                ctx,
+            )
         return "time", moment
 
 
@@ -52,10 +56,10 @@ class Start(click.ParamType[tuple[str, int]]):
 @topic_argument
 @click.option("--from", "start", type=Start(), help="earliest, latest, an offset, -10m, or a time.")
 @click.option("--filter", "chosen", default="", help="key:K, text:T, regex:R, $.json.path, $.path == 5, or a text.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--partition", type=click.IntRange(0, common.I32_MAX), help="Only this one.")
-@click.option("--hex", "as_hex", is_flag=True, help="Show the frames of the wire, byte by byte.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new messages, until Ctrl-C.")
+@click.option("--partition", type=click.IntRange(0, common.I32_MAX), help="Only this partition.")
+@click.option("--hex", "as_hex", is_flag=True, help="Show the frames on the wire, field by field.")
 @json_option
 def tail(
     url: str,
@@ -68,7 +72,7 @@ def tail(
     as_hex: bool,
     as_json: bool,
 ) -> None:
-    """Look at a topic without consuming: time, partition, offset, key, value, and which door it came through.
+    """Read a topic without consuming: time, partition, offset, key, value, and the protocol it was published with.
 
     \b
     quintet tail orders                          the last ten of each partition
@@ -78,7 +82,7 @@ def tail(
     quintet tail orders --from 4711 --partition 2 -n 1
     quintet tail orders --hex -n 1               the frames on the wire, field by field
 
-    With --json one object a line. Filters run in the broker; without --from and --follow they look at everything.
+    --json prints one object per line. Filters run in the broker; without --from and --follow they search the whole topic.
     """
 
     async def work(broker: Manage) -> None:

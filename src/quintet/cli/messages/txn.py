@@ -31,7 +31,7 @@ txn_argument: Final = click.argument("txn_id")
 
 @click.group()
 def txn() -> None:
-    """Transactions: all messages or none.
+    """Transactions: all messages become visible, or none.
 
     \b
     quintet txn run transfer.jsonl
@@ -41,11 +41,15 @@ def txn() -> None:
 
 @txn.command()
 @url_option
-@click.option("--name", default="", help="Fences what an earlier producer of this name left open.")
-@click.option("--timeout", type=common.Duration(), help="Rolled back after this time [60s].")
+@click.option(
+    "--name",
+    default="",
+    help="Name of the producer: a transaction that an earlier one of this name left open is fenced.",
+)
+@click.option("--timeout", type=common.Duration(), help="Time after which it is rolled back [60s].")
 @json_option
 def begin(url: str, name: str, timeout: int | None, as_json: bool) -> None:
-    """Begin one; its id is printed. Only you can use it, for 60 s or --timeout.
+    """Begin a transaction and print its id. Only you can use it, within 60 s or --timeout.
 
     \b
     id=$(quintet txn begin --timeout 5m)
@@ -59,13 +63,17 @@ def begin(url: str, name: str, timeout: int | None, as_json: bool) -> None:
 @txn_argument
 @topic_argument
 @click.argument("value")
-@click.option("--key", help="Messages of one key go to one partition.")
-@click.option("--partition", type=click.IntRange(0, common.I32_MAX), help="Instead of the key's.")
+@click.option("--key", help="Key of the message; messages of one key go to one partition.")
+@click.option(
+    "--partition",
+    type=click.IntRange(0, common.I32_MAX),
+    help="Partition to publish to, instead of the one that the key chooses.",
+)
 @json_option
 def produce(
     url: str, txn_id: str, topic: str, value: str, key: str | None, partition: int | None, as_json: bool
 ) -> None:
-    """Add a message; nobody sees it before the commit.
+    """Add a message; it becomes visible when the transaction commits.
 
     \b
     quintet txn produce $id orders 'hello' --key customer-7
@@ -89,7 +97,7 @@ def _any(partition: int | None) -> int:
 @txn_argument
 @json_option
 def commit(url: str, txn_id: str, as_json: bool) -> None:
-    """Make all of it visible and durable at once. It may be repeated.
+    """Make all messages visible and durable at once. It is safe to repeat.
 
     \b
     quintet txn commit $id
@@ -103,7 +111,7 @@ def commit(url: str, txn_id: str, as_json: bool) -> None:
 @txn_argument
 @json_option
 def rollback(url: str, txn_id: str, as_json: bool) -> None:
-    """Forget all of it.
+    """Discard a transaction with its messages.
 
     \b
     quintet txn rollback $id
@@ -142,7 +150,11 @@ class Offset(NamedTuple):
 @txn.command("run")
 @url_option
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--name", default="", help="Fences what an earlier producer of this name left open.")
+@click.option(
+    "--name",
+    default="",
+    help="Name of the producer: a transaction that an earlier one of this name left open is fenced.",
+)
 @json_option
 def run_file(url: str, file: Path, name: str, as_json: bool) -> None:
     """Publish the JSON lines of FILE (- is stdin), all or none.

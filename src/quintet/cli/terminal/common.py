@@ -27,7 +27,6 @@ from quintet.client.manage import Manage
 from quintet.model.errors import ConfigError, QuintetError
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from rich.console import Console
     from rich.table import Table
 
@@ -49,10 +48,10 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 _BYTES: Final = re.compile(r"(\d+)\s*(?:([kmgt])(i)?b?|b)?", re.IGNORECASE)
 
 url_option: Final = click.option(
-    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}]."
+    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"URL of the broker (or QUINTET_URL) [{URL_DEFAULT}]."
 )
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON.")
-yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -87,7 +86,9 @@ def manage(url: str, use: Callable[[Manage], Awaitable[T]], timeout: float = TIM
     """Run with the broker's management, which goes through the FlyMQ door."""
     door = door_of(url)
     if door != "flymq":
-        raise click.UsageError(f"This works over FlyMQ, not over {door}: --url flymq://USER:PASSWORD@HOST:9092")
+        raise click.UsageError(
+            f"This command needs FlyMQ, and the URL is of {door}: use --url flymq://USER:PASSWORD@HOST:9092"
+        )
     return run(url, timeout, lambda bus: use(Manage(bus)))
 
 
@@ -108,7 +109,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Nobody is there to ask: say --yes.")
+        raise click.UsageError(f"{question} There is no terminal to ask on: add --yes.")
     click.confirm(question, abort=True, err=True)
 
 
@@ -156,7 +157,7 @@ class Duration(click.ParamType[int]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = duration_ms(str(value))
         if found is None:
-            self.fail(f"{value!r} is no duration: 500ms, 90s, 10m, 1h30m, 7d, or seconds", param, ctx)
+            self.fail(f"{value!r} is not a duration: write 500ms, 90s, 10m, 1h30m, 7d, or seconds", param, ctx)
         return found
 
 
@@ -168,7 +169,7 @@ class Size(click.ParamType[int]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = _BYTES.fullmatch(str(value).strip())
         if match is None:
-            self.fail(f"{value!r} is no size: 1048576, 512KiB, 10MB, 1GiB", param, ctx)
+            self.fail(f"{value!r} is not a size: write 1048576, 512KiB, 10MB or 1GiB", param, ctx)
         base = 1024 if match[3] or not match[2] else 1000
         return int(match[1]) * int(base ** " kmgt".index((match[2] or " ").lower()))
 
@@ -181,7 +182,9 @@ class Moment(click.ParamType[int]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = moment_ms(str(value))
         if found is None:
-            self.fail(f"{value!r} is no time: -10m, 2026-11-15T12:00, or milliseconds since 1970", param, ctx)
+            self.fail(
+                f"{value!r} is not a time: write -10m (ago), 2026-11-15T12:00, or milliseconds since 1970", param, ctx
+            )
         return found
 
 
@@ -237,7 +240,7 @@ def read_file(file: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{file} has over {FILE_BYTES_MAX} bytes, more than fits into one request")
+        raise ConfigError(f"{file} is too large: one request holds {FILE_BYTES_MAX} bytes")
     return data
 
 
@@ -263,10 +266,12 @@ def plain(value: object) -> object:
     """A dataclass, or a list of them, as JSON can hold it."""
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    return plain_fields(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return plain_fields(value) if is_dataclass(value) else value
 
 
-def plain_fields(value: "DataclassInstance") -> dict[str, object]:
+def plain_fields(value: object) -> dict[str, object]:
+    """A dataclass as JSON can hold it."""
+    assert is_dataclass(value)
     found: dict[str, object] = {}
     for each in fields(value):
         item = getattr(value, each.name)

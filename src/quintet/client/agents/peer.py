@@ -40,7 +40,10 @@ def peer(
     """
     endpoint = urls.parse(url)
     if endpoint.door != "peerbus":
-        raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
+        raise BadUrl(
+            f"peers need the protocol peerbus, and the URL is of {endpoint.door}",
+            hint="use peerbus:// or peerbus+tcp://",
+        )
     bus = connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls)
     if give_way:
         from quintet.client.links.peerbus import PeerConnector

@@ -45,7 +45,10 @@ async def pipe(
     have passed. Whatever ends the connection before is raised."""
     endpoint = urls.parse(url)
     if endpoint.door != "peerbus":
-        raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
+        raise BadUrl(
+            f"peers need the protocol peerbus, and the URL is of {endpoint.door}",
+            hint="use peerbus:// or peerbus+tcp://",
+        )
     check_packages(endpoint)
     setup = Setup(endpoint, CONNECTOR, "", timeout, False, None)
     async with deadline(timeout, f"connecting to {endpoint}"):

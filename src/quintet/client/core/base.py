@@ -254,7 +254,7 @@ async def dial(setup: "Setup", connection: "SocketConnection", connect: Connect 
         hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
         raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
     except (socket.gaierror, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no name of a host"
+        why = getattr(error, "strerror", None) or "it is not the name of a host"
         raise ConnectionLost(f"cannot find {endpoint.host}: {why}", hint="check the host in the URL") from error
     except ConnectionRefusedError as error:
         hint = "is the broker running? `quintet serve --dev` starts one"

@@ -408,6 +408,6 @@ async def _addresses(where: Endpoint) -> list[Address]:
     try:
         found = await loop.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
     except (socket.gaierror, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no name of a host"
+        why = getattr(error, "strerror", None) or "it is not the name of a host"
         raise ConnectionLost(f"cannot find {where.host}: {why}", hint="check the host in the URL") from error
     return list(dict.fromkeys(Address(family, address) for family, _, _, _, address in found))

@@ -228,7 +228,7 @@ class PeerSource(Source):
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         if retry is not None:
-            raise Unsupported("process(retry=) is not for this door", hint=self._lacks["retry"])
+            raise Unsupported("this protocol does not support process(retry=)", hint=self._lacks["retry"])
 
     async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
         self.release(rows)
@@ -249,7 +249,7 @@ class PeerSource(Source):
         return None
 
     async def commit_in(self, transaction: str, tag: int) -> None:
-        raise Unsupported("this door has no transactions", hint=self._lacks["transaction"])
+        raise Unsupported("this protocol has no transactions", hint=self._lacks["transaction"])
 
     def committed(self, tag: int) -> None:
-        raise Unsupported("this door has no transactions", hint=self._lacks["transaction"])
+        raise Unsupported("this protocol has no transactions", hint=self._lacks["transaction"])

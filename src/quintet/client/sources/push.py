@@ -264,7 +264,7 @@ class PushSource(Source):
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         if retry is not None:
-            raise Unsupported("process(retry=) is not for this door", hint=self._lacks["retry"])
+            raise Unsupported("this protocol does not support process(retry=)", hint=self._lacks["retry"])
         held = [tag for tag in tags if tag in self._tags]
         for tag in held:
             self._tags[tag] = True
@@ -291,7 +291,7 @@ class PushSource(Source):
         connection = self._channel.newest
         if isinstance(connection, PushConnection) and connection.lost is None and not connection.extends_deadlines:
             hint = "leave it unacknowledged: it comes again after the server's time-out"
-            raise Unsupported("this server has no word for a message that failed", hint=hint)
+            raise Unsupported("this server has no negative acknowledgement", hint=hint)
         self._let_go(rows, delay)
 
     async def working(self, tags: Sequence[int]) -> None:
@@ -299,7 +299,7 @@ class PushSource(Source):
         if not isinstance(connection, PushConnection) or connection.lost is not None or self._id is None:
             return  # they are delivered again on the next connection
         if not connection.extends_deadlines:
-            raise Unsupported("this server has no word for a message that takes longer", hint="raise its time-out")
+            raise Unsupported("this server cannot extend the time-out of a message", hint="raise its time-out")
         connection.working(self._id, tags)
         if self._timeout:
             self._extend_until(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
@@ -308,7 +308,7 @@ class PushSource(Source):
         return None
 
     async def commit_in(self, transaction: str, tag: int) -> None:
-        raise Unsupported("this door has no transactions", hint=self._lacks["transaction"])
+        raise Unsupported("this protocol has no transactions", hint=self._lacks["transaction"])
 
     def committed(self, tag: int) -> None:
-        raise Unsupported("this door has no transactions", hint=self._lacks["transaction"])
+        raise Unsupported("this protocol has no transactions", hint=self._lacks["transaction"])

@@ -66,7 +66,7 @@ def milliseconds(moment: Moment) -> int:
     if isinstance(moment, str):
         match = _AGO.fullmatch(moment)
         if match is None:
-            raise ValueError(f"{moment!r} is no time ago: write 500ms, 30s, 10m, 1h or 2d, or give a datetime")
+            raise ValueError(f"{moment!r} is not a time span: write 500ms, 30s, 10m, 1h or 2d, or give a datetime")
         moment = timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
     return round((datetime.now(UTC) - moment).timestamp() * 1000)
 
