@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -44,10 +43,10 @@ class Peer:
     async def frame(self, door: str) -> tuple[int, bytes]:
         """(kind, payload) of the next one."""
         if door == "flymq":
-            _, _, kind, _, length = struct.unpack(">BBBBI", await self.reader.readexactly(8))
+            _, _, kind, _, length = flymq_wire.HEAD.unpack(await self.reader.readexactly(flymq_wire.HEAD.size))
             return kind, await self.reader.readexactly(length)
-        length, kind = struct.unpack(">IB", await self.reader.readexactly(5))
-        return kind, await self.reader.readexactly(length - 1)
+        length, kind, _ = wire.HEAD.unpack(await self.reader.readexactly(wire.HEAD.size))
+        return kind, await self.reader.readexactly(length - 9)
 
 
 @asynccontextmanager
