@@ -28,7 +28,7 @@ PROGRAM = TARGET / "release" / "quicgen"
 BUILD_S = 600.0
 RUN_S_MAX = 180.0
 STOP_S = 5.0
-# The broker's own transport settings on loopback (kernel/src/quic_tls.rs, net/quic.py), for generators and bare quinn.
+# The broker's own transport settings on loopback (kernel/src/quic_tls.rs, net/quic/listener.py), for generators and bare quinn.
 TUNED = ("--mtu", "16384", "--window", "1048576", "--burst", "262144", "--buffer", "4194304")
 CERTIFICATE = Path("data") / "tls" / "felix-certificate.pem"
 KEY = Path("data") / "tls" / "felix-key.pem"

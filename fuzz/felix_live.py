@@ -23,10 +23,11 @@ from backports import zstd
 from fuzz.driver import BrokenError, Target, mutated
 
 from quintet.broker.bearer import Bearer
-from quintet.net import quic_endpoint, quic_events
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import ListenerOptions
-from quintet.net.quic import QuicListener
+from quintet.net.quic import endpoint as quic_endpoint
+from quintet.net.quic import events as quic_events
+from quintet.net.quic.listener import QuicListener
 from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from tests.protocols.felix.helpers import FelixSim, token

@@ -25,7 +25,7 @@ READS: dict[str, tuple[str, ...]] = {
     "the clock itself": (
         "src/quintet/net/listener.py::Listener.now",
         "src/quintet/net/loop.py::LoopScheduler.now",
-        "src/quintet/net/quic.py::QuicListener.now",
+        "src/quintet/net/quic/listener.py::QuicListener.now",
         "src/quintet/cli/terminal/common.py::now_ms",
         "src/quintet/cli/folder/repair.py::Inline.now",
         "src/quintet/spark/lake/delta.py::_now_ms",
@@ -34,11 +34,11 @@ READS: dict[str, tuple[str, ...]] = {
     "handed to `receive` and `ended`, which judge tokens, delays and expiry by it": (
         "src/quintet/net/connection.py::Connection._offer",
         "src/quintet/net/connection.py::Connection.recheck",
-        "src/quintet/net/quic.py::QuicConnection.recheck",
-        "src/quintet/net/quic_streams.py::Stream._offer",
-        "src/quintet/net/quic_streams.py::Stream._end_if_done",
+        "src/quintet/net/quic/listener.py::QuicConnection.recheck",
+        "src/quintet/net/quic/streams.py::Stream._offer",
+        "src/quintet/net/quic/streams.py::Stream._end_if_done",
         "src/quintet/protocols/felix/session.py::FelixSession._decoded",
-        "src/quintet/net/quic_streams.py::Stream.recheck",
+        "src/quintet/net/quic/streams.py::Stream.recheck",
         "src/quintet/testing/line.py::Peer._offer",
     ),
     "handed on by who watches for jumps": (

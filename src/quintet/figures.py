@@ -16,7 +16,7 @@ from quintet.admin.metrics import Family
 from quintet.broker.doors.pipelines import ENDED, Report
 from quintet.net.listener import Listener
 from quintet.net.output import OutputBudget
-from quintet.net.quic import QuicListener
+from quintet.net.quic.listener import QuicListener
 from quintet.net.turns import BOUNDS_S, Turns
 from quintet.protocols.door import Development
 from quintet.protocols.doors import DOORS, Doors

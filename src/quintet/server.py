@@ -41,7 +41,7 @@ from quintet.net.doors import OpenDoors, cannot_listen
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic import QuicConnection, QuicListener
+from quintet.net.quic.listener import QuicConnection, QuicListener
 from quintet.net.tls import server_context
 from quintet.net.turns import Turns
 from quintet.process import leave_at_once, raise_open_files, runner

@@ -22,7 +22,7 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.net.certificates import CERTIFICATE_NAME, KEY_NAME, development_certificate
 from quintet.net.listener import SWEEP_S, ListenerOptions
-from quintet.net.quic import EMPTY_US
+from quintet.net.quic.listener import EMPTY_US
 from quintet.protocols.base import LOST
 from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quintet.net.certificates import development_certificate
-from quintet.net.quic_endpoint import make_endpoint
-from quintet.net.quic_events import CONNECTED, DATA
+from quintet.net.quic.endpoint import make_endpoint
+from quintet.net.quic.events import CONNECTED, DATA
 from quintet.protocols.felix import frames
 from tests.wire import felix
 

@@ -1,6 +1,6 @@
 """QuicEndpoint of the native kernel: two endpoints over loopback, and each against aioquic, which shares no code with it.
 
-The pure kernel has no such class (net/quic_twin.py stands in for it), so all of this is skipped there, with that reason.
+The pure kernel has no such class (net/quic/twin.py stands in for it), so all of this is skipped there, with that reason.
 Waits have a bound that only a failure reaches.
 """
 

@@ -1,6 +1,6 @@
 """Who runs the turns of a QuicEndpoint: no exchange may stop, whoever has the watch and however it changes hands.
 
-Both sides are driven as net/quic.py does it (hold, take, flush), mixed with calls outside of that. A wait has a bound that
+Both sides are driven as net/quic/listener.py does it (hold, take, flush), mixed with calls outside of that. A wait has a bound that
 only a lost wake-up reaches. Skipped where the native kernel is not built.
 """
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from quintet import kernel
 from quintet.model.batch import RecordBatch
-from quintet.net import quic_events, quic_twin
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import SWEEP_S, ListenerOptions
-from quintet.net.quic import QuicListener
-from quintet.net.quic_streams import Stream
+from quintet.net.quic import events as quic_events
+from quintet.net.quic import twin as quic_twin
+from quintet.net.quic.listener import QuicListener
+from quintet.net.quic.streams import Stream
 from quintet.protocols.base import FLOWING, WAIT, Outlet
 from quintet.protocols.options import QuicSection
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from quintet.net import quic
 from quintet.net.certificates import CERTIFICATE_NAME, KEY_NAME, development_certificate
+from quintet.net.quic import listener as quic
 from tests.abuse.process import Broker, config
 from tests.net.quic_peers import NATIVE, connected, until
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from quintet.model import limits
-from quintet.net import connection, flow_control, quic_streams
+from quintet.net import connection, flow_control
 from quintet.net.flow_control import (
     CHOKE_BYTES,
     PRESSED_BYTES_MIN,
@@ -17,6 +17,7 @@ from quintet.net.flow_control import (
     STALL_STEPS_MAX,
     FlowControl,
 )
+from quintet.net.quic import streams as quic_streams
 from quintet.protocols.base import STALL, WAIT
 
 

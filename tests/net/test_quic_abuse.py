@@ -12,8 +12,9 @@ from aioquic.asyncio.client import connect
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
-from quintet.net import quic_endpoint, quic_twin
 from quintet.net.certificates import development_certificate
+from quintet.net.quic import endpoint as quic_endpoint
+from quintet.net.quic import twin as quic_twin
 from tests.net.quic_peers import NATIVE, peer_of, serving, until
 
 FLOOD = 150

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from quintet.model import limits
-from quintet.net import quic_endpoint, quic_events, quic_twin
+from quintet.net.quic import endpoint as quic_endpoint
+from quintet.net.quic import events as quic_events
+from quintet.net.quic import twin as quic_twin
 from tests.net import quic_peers
 from tests.net.quic_peers import NATIVE, EchoSession, peer_of, serving, until
 
@@ -49,8 +51,8 @@ async def test_large_answers_taken_at_once_do_not_hold_the_stream_for_ever(tmp_p
 
 async def test_a_stream_that_waited_for_its_connection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 3 * limits.MIB
-    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_HIGH_BYTES", most)
-    monkeypatch.setattr("quintet.net.quic.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_HIGH_BYTES", most)
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()
         peer.send(stream, b"open\nopened\n")
@@ -71,8 +73,8 @@ async def test_many_streams_with_one_large_answer_each_are_bounded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 3 * limits.MIB
-    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_HIGH_BYTES", most)
-    monkeypatch.setattr("quintet.net.quic.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_HIGH_BYTES", most)
     async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
         opened = [await peer.login() for _ in range(20)]
         for stream in opened:

@@ -13,10 +13,12 @@ from aioquic.asyncio.client import connect
 from aioquic.quic.configuration import QuicConfiguration
 
 from quintet.model import limits
-from quintet.net import quic, quic_endpoint, quic_twin
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import SHUTTING_DOWN
-from quintet.net.quic_streams import CODE_LIMIT
+from quintet.net.quic import endpoint as quic_endpoint
+from quintet.net.quic import listener as quic
+from quintet.net.quic import twin as quic_twin
+from quintet.net.quic.streams import CODE_LIMIT
 from quintet.protocols.base import LOST, TOO_SLOW
 from tests.net.quic_peers import NATIVE, Peer, later, peer_of, serving, until
 
@@ -291,8 +293,8 @@ async def test_a_connection_that_reads_nothing_at_all_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 3 * limits.MIB
-    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_HIGH_BYTES", most)
-    monkeypatch.setattr("quintet.net.quic.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_HIGH_BYTES", most)
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()
         outlets = [await outlet_of(peer, seen, stream) for _ in range(12)]
@@ -581,7 +583,7 @@ async def test_a_mistake_ends_one_connection_and_no_other(tmp_path: Path) -> Non
 
 
 async def test_unfinished_frames_of_a_connection_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.net.quic.CONNECTION_KEPT_BYTES_MAX", limits.MIB)
+    monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_KEPT_BYTES_MAX", limits.MIB)
     async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
         await peer.login()
         (connection,) = listener.connections

@@ -524,7 +524,7 @@ def ws_split(
 
 class QuicEndpoint:
     """One UDP socket that speaks QUIC, with a network thread of its own. In the native kernel only: `kernel.QuicEndpoint` is
-    None in the pure one, and net/quic_twin.py has the same class on aioquic.
+    None in the pure one, and net/quic/twin.py has the same class on aioquic.
 
     No call waits for the network, except `close`; all are made by one thread, that of the loop. A connection is a number
     above 0 that this endpoint never uses again, a stream is its QUIC stream id. Without `certificate` the endpoint is a

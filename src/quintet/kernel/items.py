@@ -42,6 +42,6 @@ FelixPackedEvents = tuple[Literal[0x40], int, bytes]  # flags, payload
 FelixReply = FelixEvents | FelixKeyedEvents | FelixAck | FelixJson | FelixPackedEvents
 FelixItem = FelixBatch | FelixKeyed | FelixJson | FelixMalformed | FelixFlags | FelixPacked
 
-QuicEvent = tuple[Any, ...]  # kind, number of the connection, and what net/quic_events.py says of the kind
+QuicEvent = tuple[Any, ...]  # kind, number of the connection, and what net/quic/events.py says of the kind
 # As a socket gives it: two parts, or four of IPv6. The last is what Python says where it was built without IPv6.
 SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]

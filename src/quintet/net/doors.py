@@ -21,9 +21,9 @@ from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic import Identity, QuicListener
-from quintet.net.quic_endpoint import endpoint_class
-from quintet.net.quic_streams import Stream
+from quintet.net.quic.endpoint import endpoint_class
+from quintet.net.quic.listener import Identity, QuicListener
+from quintet.net.quic.streams import Stream
 from quintet.net.tls import load_into, server_context
 from quintet.net.turns import Turns
 from quintet.net.websocket import Heartbeat, WebSocketSession

@@ -15,7 +15,7 @@ A peer for which more than WRITE_HIGH_BYTES wait is watched until there is room 
     somebody waits (ADR 16)                                                          PRESSED_BYTES_MIN in PRESSED_STALL_US
 
 Those that have something to deliver ask for room, and park where there is none. This knows no socket and no endpoint: its
-owner measures, pauses, and cuts. How much may wait in all is net/output.py's; what one stream of many may hold, net/quic_streams.py's.
+owner measures, pauses, and cuts. How much may wait in all is net/output.py's; what one stream of many may hold, net/quic/streams.py's.
 """
 
 from collections.abc import Callable

@@ -142,7 +142,7 @@ def endpoint_class() -> Callable[..., Wire]:
     if native is not None:
         return cast(Callable[..., Wire], native)
     with needed_by("felix:// without the native kernel", "felix"):
-        from quintet.net.quic_twin import QuicEndpoint
+        from quintet.net.quic.twin import QuicEndpoint
     return cast(Callable[..., Wire], QuicEndpoint)
 
 

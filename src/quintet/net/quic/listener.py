@@ -4,7 +4,7 @@
     delivery / broker -> Stream (Sink), OutletStream -> endpoint.send
 
 As net/listener.py and net/connection.py do it for TCP, with the same limits; what TCP does per connection is done per
-stream (net/quic_streams.py). Output of one turn of the loop goes to the endpoint once per stream. Between turns a connection
+stream (net/quic/streams.py). Output of one turn of the loop goes to the endpoint once per stream. Between turns a connection
 keeps its table of streams and nothing else. Knows no protocol and no packet.
 """
 
@@ -20,9 +20,9 @@ from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic_endpoint import Endpoint, make_endpoint
-from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE
-from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
+from quintet.net.quic.endpoint import Endpoint, make_endpoint
+from quintet.net.quic.events import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE
+from quintet.net.quic.streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession
 from quintet.protocols.options import QuicSection

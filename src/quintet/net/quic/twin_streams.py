@@ -1,4 +1,4 @@
-"""Moves the bytes of streams between their owner and aioquic, for the QUIC endpoint of quic_twin.py.
+"""Moves the bytes of streams between their owner and aioquic, for the QUIC endpoint of twin.py.
 
     send() -> Flow.queue -> pump -> aioquic                      aioquic -> received -> Flow.held -> take() -> credit
 
@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from quintet.kernel.items import QuicEvent as Event
-from quintet.net.quic_engine import Engine
-from quintet.net.quic_events import DATA, SENT, WRITABLE
+from quintet.net.quic.engine import Engine
+from quintet.net.quic.events import DATA, SENT, WRITABLE
 
 
 class Flow:

@@ -16,7 +16,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
 from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
 from quintet.net.output import OutputBudget
-from quintet.net.quic_endpoint import Endpoint
+from quintet.net.quic.endpoint import Endpoint
 from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, TOO_SLOW, Streams, StreamSession
 

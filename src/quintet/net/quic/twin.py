@@ -7,7 +7,7 @@ sockets that is readable while events wait, so whoever drives an endpoint drives
     send() -> StreamQueues.pump -> aioquic -> _transmit -> UDP socket
 
 aioquic raises flow control limits by what has arrived. Here they follow what was taken, or a slow reader would be no
-back-pressure at all: `net/quic_engine.py` replaces these two steps, and is the only place that leans on aioquic's inside.
+back-pressure at all: `net/quic/engine.py` replaces these two steps, and is the only place that leans on aioquic's inside.
 Nothing of a protocol and no limit per address lives here.
 """
 
@@ -34,9 +34,9 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from quintet.kernel.items import QuicEvent as Event
 from quintet.kernel.items import SocketAddress as Address
-from quintet.net.quic_engine import Engine, certificates, private_key, refusal
-from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, STOPPED
-from quintet.net.quic_twin_streams import EngineConnection, Flow, StreamQueues
+from quintet.net.quic.engine import Engine, certificates, private_key, refusal
+from quintet.net.quic.events import CLOSED, CONNECTED, DATA, RESET, STOPPED
+from quintet.net.quic.twin_streams import EngineConnection, Flow, StreamQueues
 
 logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic logs here what the event CLOSED says too
 

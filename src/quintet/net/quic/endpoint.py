@@ -41,7 +41,7 @@ def endpoint_class() -> Callable[..., Endpoint]:
     if native is not None:
         return native
     try:
-        from quintet.net.quic_twin import QuicEndpoint
+        from quintet.net.quic.twin import QuicEndpoint
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "aioquic":
             raise
