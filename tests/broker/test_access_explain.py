@@ -14,7 +14,7 @@ def access_of(*acls: Acl) -> Access:
 
 
 CASES: list[tuple[tuple[str, ...], Action, str, list[str], str]] = [
-    (("admin",), "publish", "__users", ["internal name: no"], "the broker's own"),
+    (("admin",), "publish", "__users", ["internal name: no"], "reserved for the broker"),
     (("ops",), "publish", "ops.x", ["internal name: next", "admin pattern: yes"], "'ops.*', by the role ops"),
     (("billing",), "admin", "orders", ["internal name: next", "admin pattern: no"], "administers nothing"),
     (("billing",), "publish", "open", ["internal name: next", "admin pattern: next", "access rule: yes"], "public"),

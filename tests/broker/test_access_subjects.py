@@ -56,7 +56,7 @@ def test_nobody_is_a_subject_that_looks_like_a_user(twin: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ANONYMOUS, "(configuration)", " ann", "an\u200bn", "a" * 256, "p\u0430ul"])
 def test_subjects_that_are_no_names(name: str) -> None:
-    with pytest.raises(AuthError, match="no name"):
+    with pytest.raises(AuthError, match="not a user name"):
         Access().subject(name)
 
 

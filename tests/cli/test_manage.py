@@ -318,7 +318,7 @@ def test_dead_letter_errors(quintet: Commands, topic: str) -> None:
     produce(quintet, topic, "x")
     assert "Give the IDs to replay, or --all" in quintet("dlq", "replay", topic, code=2).err
     assert "needs exactly one ID" in quintet("dlq", "replay", topic, "--all", "--value", "x", code=2).err
-    assert "they look like 0-17" in quintet("dlq", "show", topic, "seventeen", code=2).err
+    assert "ids look like 0-17" in quintet("dlq", "show", topic, "seventeen", code=2).err
     assert "has no dead letter 0-17" in quintet("dlq", "show", topic, "0-17", code=1).err
     assert "17" in quintet("dlq", "send", topic, "0", "17", code=1).err
 

@@ -53,7 +53,7 @@ async def test_ttl_delay_schema(fly: str, topic: str) -> None:
         assert fits.offset == 3
         with pytest.raises(errors.SchemaRejected):
             await bus.publish(topic, [1], schema=topic)
-        with pytest.raises(errors.Unsupported, match="one of"):
+        with pytest.raises(errors.Unsupported, match="cannot be combined"):
             await bus.publish(topic, "x", ttl=1, delay=1)
 
 

@@ -324,8 +324,7 @@ def sub(
     quintet sub orders --durable billing --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
     quintet sub orders --from -10m --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
 
-    The id of the subscription is printed on stderr. With --count, the exit code is 1 if fewer messages arrive before --timeout
-    or Ctrl-C.
+    Its id is printed on stderr. With --count, the exit code is 1 if fewer messages arrive before --timeout or Ctrl-C.
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
     encode, door = FORMATS[form], common.door_of(broker)
