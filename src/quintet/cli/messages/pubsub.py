@@ -321,10 +321,9 @@ def sub(
     quintet sub orders --group billing           as a member of a group: each message goes to one member
     quintet sub orders --from earliest --filter '$.total == 5'
     quintet sub peerbus/bob --url 'peerbus://:dev-token@127.0.0.1:47821?name=bob'
-    quintet sub orders --durable billing --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
-    quintet sub orders --from -10m --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
+    quintet sub orders --durable billing --from -10m --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
 
-    Its id is printed on stderr. With --count, the exit code is 1 if fewer messages arrive before --timeout or Ctrl-C.
+    The id of the subscription is printed on stderr. With --count, the exit code is 1 if fewer messages arrive before --timeout or Ctrl-C.
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
     encode, door = FORMATS[form], common.door_of(broker)
