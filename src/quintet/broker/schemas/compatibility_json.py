@@ -93,8 +93,7 @@ class Comparison:
     def _resolve(self, schema: Json, references: References) -> Json:
         """A schema with its reference followed, and merged with what stands beside it."""
         for _ in range(REFERENCES_MAX):
-            reference = object_of(schema).get("$ref")
-            if not isinstance(schema, dict) or not isinstance(reference, str):
+            if not isinstance(schema, dict) or not isinstance(reference := schema.get("$ref"), str):
                 return schema
             beside = {
                 keyword: value for keyword, value in schema.items() if keyword != "$ref" and keyword not in ANNOTATIONS
@@ -134,20 +133,17 @@ class Comparison:
 
     def _schemas(self, reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
         writer = self._flatten(writer)
-        sizes = sum(len(object_of(s.get("properties"))) for s in (reader, writer))
-        sizes += sum(len(list_of(s.get(k))) for s in (reader, writer) for k in ("required", "allOf", "anyOf"))
-        self._spend(sizes // NAMES_PER_COMPARISON)
-        choices, options = list_of(reader.get("anyOf")), list_of(writer.get("anyOf"))
+        self._spend((_size(reader) + _size(writer)) // NAMES_PER_COMPARISON)
+        chosen = [self._both(writer, option) for option in list_of(writer["anyOf"])] if "anyOf" in writer else [writer]
         if "anyOf" in writer and "anyOf" not in reader:
-            chosen = [self._both(writer, option) for option in options]
             return [reason for both in chosen for reason in self._compare(reader, both, path)]
         found = _types(reader, writer, path) + self._values(reader, writer, path) + _limits(reader, writer, path)
         found += self._objects(reader, writer, path) + self._arrays(reader, writer, path)
         for part in list_of(reader.get("allOf")):
             found += self._compare(part, writer, path)
         if "anyOf" in reader and not self._equal(reader["anyOf"], writer.get("anyOf")):
-            for both in [self._both(writer, option) for option in options] if "anyOf" in writer else [writer]:
-                if all(self._compare(choice, both, path) for choice in choices):
+            for both in chosen:
+                if all(self._compare(choice, both, path) for choice in list_of(reader["anyOf"])):
                     found.append(f"{_at(path)}: what the writer allows fits none of the reader's alternatives (anyOf)")
         for keyword, value in reader.items():
             if keyword in COMPARED or keyword in ANNOTATIONS:
@@ -276,6 +272,12 @@ def _at(path: str) -> str:
     return path.lstrip(".") or "the schema"
 
 
+def _size(schema: JsonObject) -> int:
+    """How many names, and schemas of allOf and anyOf, there are to look at."""
+    lists = sum(len(list_of(schema[keyword])) for keyword in ("required", "allOf", "anyOf") if keyword in schema)
+    return lists + len(object_of(schema.get("properties")))
+
+
 def _type_set(schema: JsonObject) -> frozenset[str]:
     types = schema.get("type")
     if types is None:
@@ -335,7 +337,9 @@ def _limits(reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
     found = []
     for keywords, sign in ((LOWER, 1), (UPPER, -1)):
         for keyword in keywords:
-            limit, other = _number(reader.get(keyword)), _number(writer.get(keyword))
+            if keyword not in reader:
+                continue
+            limit, other = _number(reader[keyword]), _number(writer.get(keyword))
             if (
                 limit is None
                 or not types & _applies_to(keyword)
@@ -348,7 +352,9 @@ def _limits(reader: JsonObject, writer: JsonObject, path: str) -> list[str]:
             elif other is None or sign * limit > sign * other:
                 was = "none" if other is None else other
                 found.append(f"{_at(path)}: {keyword} is {limit} for the reader, {was} for the writer")
-    step, other = _number(reader.get("multipleOf")), _number(writer.get("multipleOf"))
+    if "multipleOf" not in reader:
+        return found
+    step, other = _number(reader["multipleOf"]), _number(writer.get("multipleOf"))
     if step is not None and types & {"number", "integer"} and (other is None or other % step):
         found.append(
             f"{_at(path)}: multipleOf is {step} for the reader, {'none' if other is None else other} for the writer"
