@@ -7,7 +7,7 @@
 //!
 //!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 
-use crate::batch::{self, SPARSE};
+use crate::batch::{self, Batch, SPARSE};
 use crate::{make, refuse, zeroed_array};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
@@ -101,12 +101,9 @@ impl Tails {
         self.tails.get_mut(slot).ok_or_else(|| refuse("no such tail"))
     }
 
+    /// Takes a whole, sound batch: `seal` does not refuse any.
     fn push(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, waits: bool) -> PyResult<u64> {
-        let d = bytes_of(py, &batch);
-        if d.len() < batch::HEADER_BYTES {
-            return Err(refuse("no batch here: too short, or a header field is out of its range"));
-        }
-        let span = u64::from(batch::u32_at(d, 28));
+        let span = u64::from(batch::u32_at(bytes_of(py, &batch), 28));
         let tail = self.tail(slot)?;
         let base = tail.end;
         tail.end = base + span;
@@ -375,6 +372,10 @@ impl Tails {
     }
 
     fn append(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, waits: bool) -> PyResult<u64> {
+        let d = bytes_of(py, &batch);
+        if Batch::open(d, 0).map_err(refuse)?.head.length != d.len() {
+            return Err(refuse("the bytearray must hold exactly one batch"));
+        }
         self.push(py, slot, batch, waits)
     }
 

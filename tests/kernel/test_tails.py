@@ -155,7 +155,9 @@ def test_an_unsound_batch_or_slot_is_refused(k: ModuleType) -> None:
     slot = tails.open(1_000)
     with pytest.raises(ValueError, match="no such tail"):
         tails.append(slot + 1, k.build([b"x"]), False)
-    with pytest.raises(ValueError, match="too short"):
-        tails.append(slot, bytearray(10), False)
+    for unsound in (bytearray(10), k.build([b"x"])[:-8], k.build([b"x"]) + bytes(8)):
+        with pytest.raises(ValueError, match=r"no batch here|cut short|exactly one batch"):
+            tails.append(slot, unsound, False)
+    assert (tails.dirty, tails.state(slot)) == (False, (0, 0, 0, 0))
     with pytest.raises(ValueError, match="no such tail"):
         tails.add_topic([])

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 from quintet.kernel.buffer import Buffer
-from quintet.kernel.pure_batch import merge, place
+from quintet.kernel.pure_batch import head_of, locate, merge, place
 from quintet.kernel.pure_blip import PUBLISH, blip_split
 
 MERGE_INPUT_BYTES_MAX = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
@@ -158,9 +158,10 @@ class Tails(Generic[View]):
     # -- appending -----------------------------------------------------------------------------------------------------
 
     def append(self, slot: int, batch: bytearray, waits: bool) -> int:
+        view = memoryview(batch)
+        if locate(view, 0, head_of(view, 0)).end != len(batch):
+            raise ValueError("the bytearray must hold exactly one batch")
         tail = self._tail(slot)
-        if len(batch) < 64:
-            raise ValueError("no batch here: too short, or a header field is out of its range")
         base = tail.end
         tail.end = base + int(_SPAN.unpack_from(batch)[0])
         if not tail.pending:

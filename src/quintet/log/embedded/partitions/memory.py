@@ -26,6 +26,8 @@ class MemoryTails:
         self._shared = shared
         self._armed = self._trimming = False
         self._waiters: list[tuple[bytearray, Appended | None, int]] = []
+        self._sealed: list[tuple[bytearray, Appended | None, int]] = []  # of them: to be told at the end of the turn
+        self._moved: list[int] = []  # slots whose watchers are to be told then
         self._watchers: dict[int, list[Callable[[], None]]] = {}
 
     def _view(self, batch: bytearray) -> RecordBatch:
@@ -47,21 +49,26 @@ class MemoryTails:
             self._shared.committer.arm(self._turn)
 
     def _turn(self) -> None:
+        """Make visible what was appended, tell the waiters, then the watchers."""
         self._armed = False
         self.seal()
+        sealed, self._sealed = self._sealed, []
+        moved, self._moved = self._moved, []
+        answer_waiters(self._shared.scheduler, sealed)
+        for slot in moved:
+            call_each(self._shared.scheduler, tuple(self._watchers.get(slot, ())))
 
     def seal(self) -> None:
-        """Make visible what was appended, tell the waiters, then the watchers."""
+        """Make visible what was appended; whoever waits or watches is told at the end of the turn."""
         if not self.tails.dirty:
             return
         moved, more = self.tails.seal(self._shared.scheduler.now())
         self.count()
         if more:
             self._trim_soon()
-        waiters, self._waiters = self._waiters, []
-        answer_waiters(self._shared.scheduler, waiters)
-        for slot in moved:
-            call_each(self._shared.scheduler, tuple(self._watchers.get(slot, ())))
+        self._moved += moved
+        self._sealed += self._waiters
+        self._waiters.clear()
 
     def count(self) -> None:
         """Add what the tails have counted."""
@@ -204,9 +211,11 @@ class MemoryPartition:
         """Become durable: what is kept is written out, then everything goes to the successor."""
         self._tails.seal()
         successor.adopt(self.read_now(self.start), self.end)
-        for call in self._tails.close(self.slot):
+        watchers = self._tails.close(self.slot)
+        for call in watchers:
             successor.watch(call)
         self.successor = successor
+        self._shared.scheduler.soon(partial(call_each, self._shared.scheduler, watchers))  # of what was sealed here
 
     def shut(self, done: Callable[[], None]) -> None:
         self._tails.seal()
