@@ -9,6 +9,7 @@
 
 use crate::batch::{self, Batch, SPARSE};
 use crate::{make, refuse, zeroed_array};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use std::cmp::Reverse;
@@ -285,6 +286,15 @@ fn merged(py: Python<'_>, group: &[Pending], now: i64) -> Option<Py<PyByteArray>
 
 #[pymethods]
 impl Tails {
+    /// Whoever made it holds it, and `view` holds them: the collector must see that. Batches and what `view` made of them lead nowhere.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.view)
+    }
+
+    fn __clear__(&mut self, py: Python<'_>) {
+        self.view = py.None();
+    }
+
     #[new]
     fn new(view: Py<PyAny>, bytes_max: usize, object_bytes: usize, freed_max: usize) -> Tails {
         Tails {
@@ -471,6 +481,15 @@ impl Routes {
 
 #[pymethods]
 impl Routes {
+    /// A topic leads to its subscribers, and one of them may be the connection that has these routes.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.by_name.values().try_for_each(|(_, topic)| visit.call(topic))
+    }
+
+    fn __clear__(&mut self) {
+        self.by_name.clear();
+    }
+
     #[new]
     fn new() -> Routes {
         Routes::default()

@@ -1,6 +1,8 @@
 """Tails: native and pure do the same over random histories, and no bound, slot or handle is mistaken for another's."""
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -161,3 +163,25 @@ def test_an_unsound_batch_or_slot_is_refused(k: ModuleType) -> None:
     assert (tails.dirty, tails.state(slot)) == (False, (0, 0, 0, 0))
     with pytest.raises(ValueError, match="no such tail"):
         tails.add_topic([])
+
+
+class _Owner:
+    """Holds its tails, as the engine does, and is held by them."""
+
+    def __init__(self, k: ModuleType) -> None:
+        self.tails = k.Tails(self.view, 1 << 20, 100, 100)
+        self.routes = k.Routes()
+        self.routes.add(b"t", self.tails.add_topic([self.tails.open(1_000)]), self)
+
+    def view(self, batch: bytearray) -> bytes:
+        return bytes(batch)
+
+
+def test_what_holds_its_tails_is_collected_with_them(k: ModuleType) -> None:
+    owner = _Owner(k)
+    owner.tails.append(0, k.build([b"x"]), False)
+    owner.tails.seal(1)
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
