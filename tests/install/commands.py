@@ -82,7 +82,7 @@ USES: Final = (
     Use("config show", (), "server"),
     Use("config explain", ("listeners.blipmq.port",), "server"),
     Use("token mint", ("--dev", "--sub", "ann", "--queue-key", "k1"), "server"),
-    Use("token inspect", ("eyJhbGciOiJIUzI1NiJ9.e30.c2ln",), "server"),
+    Use("token inspect", ("--dev", "eyJhbGciOiJIUzI1NiJ9.e30.c2ln"), "server"),
     Use("token keygen", ("--out", "{home}/keys"), "server"),
     Use("audit head", DATA, "server"),
     Use("audit tail", DATA),
