@@ -219,6 +219,7 @@ def test_a_memory_topic_becomes_durable_at_its_offsets() -> None:
     harness.append(memory, [b"pending"])
     rows.append((100, None, b"pending"))
     harness.log.alter_topic(TopicSpec(TOPIC, "t"))
+    harness.scheduler.run_until_idle()
     assert harness.acks[-1] == (100, None)
     partition = harness.open(TopicSpec(TOPIC, "t"))
     assert partition.start >= start
