@@ -463,6 +463,7 @@ ELSEWHERE = {
     "log/embedded/partitions/roles.py": "says what partitions are asked",
     "log/embedded/partitions/shared.py": "hands the time to upkeep",
     "net/connection.py": "tests/net/test_clocks.py",
+    "net/flow_control.py": "tests/net/test_clocks.py",
     "net/doors.py": "hands the time to listeners and sessions",
     "net/loop.py": "is the clock",
     "net/quic/listener.py": "tests/net/test_quic_streams.py: ClockedListener",
