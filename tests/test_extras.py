@@ -154,7 +154,7 @@ ENOUGH: Final = {
     r"|quintet\.protocols\.\w+\.(codec|frames)",
     "peerbus": r"quintet\.client\.(?!agents\.mcp).*",
     "mcp": r"quintet\.client\..*",
-    "felix": r"quintet\.net\.quic_twin",
+    "felix": r"quintet\.net\.quic\.twin",
     "compression": r"quintet\.model\.zstd",
     "flight": r"quintet\.spark\.source\.connection|quintet\.flight\.(wire|columns)",
     "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|conversion)).*",
