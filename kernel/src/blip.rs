@@ -25,9 +25,11 @@ pub const HELLO: u8 = 1;
 pub const AUTH: u8 = 2;
 pub const PUBLISH: u8 = 3;
 pub const PING: u8 = 7;
+pub const PONG: u8 = 8;
 pub const ACK: u8 = 5;
 pub const POLL: u8 = 9;
 pub const DELIVER: u8 = 10;
+pub const RECORDS: u8 = 11;
 const TTL_BIT: u8 = 0x80;
 const MICROSECONDS_PER_MILLISECOND: i64 = 1000;
 
@@ -587,4 +589,11 @@ pub fn parse_delivery<'a>(d: &'a [u8], at: usize, end: usize, kind: u8, known: &
         return None;
     }
     Some((name, d[at], body))
+}
+
+/// The answer to a PING.
+pub fn put_pong(out: &mut Vec<u8>, cid: u64) {
+    out.extend((MIN_LENGTH as u32).to_be_bytes());
+    out.push(PONG);
+    out.extend(cid.to_be_bytes());
 }

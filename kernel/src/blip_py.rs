@@ -68,7 +68,7 @@ pub fn blip_split<'py>(
     origin: &[u8],
     now: i64,
 ) -> PyResult<Split<'py>> {
-    split(py, &mut Direct { known: None, last: None }, data, start, version, max_frame, origin, now)
+    split(py, &mut Direct { known: None, last: None, pongs: Vec::new() }, data, start, version, max_frame, origin, now)
 }
 
 #[pyfunction]
@@ -83,18 +83,19 @@ pub fn blip_append<'py>(
     max_frame: i64,
     origin: &[u8],
     now: i64,
-) -> PyResult<(Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>)> {
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>)> {
     let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
-    let mut direct = Direct { known: Some((&mut tails, &routes)), last: None };
+    let mut direct = Direct { known: Some((&mut tails, &routes)), last: None, pongs: Vec::new() };
     let (items, end, fatal) = split(py, &mut direct, data, start, version, max_frame, origin, now)?;
     let last = direct.last.map(|topic| topic.clone_ref(py));
-    Ok((items, end, fatal, last))
+    Ok((PyBytes::new(py, &direct.pongs), items, end, fatal, last))
 }
 
-/// Where publishes of QoS 0 go whose topics are known: until a frame comes that Python has to act on first.
+/// Where publishes go whose topics are known, and the answers to PINGs: until a frame comes that Python has to act on first.
 struct Direct<'a> {
     known: Option<(&'a mut Tails, &'a Routes)>,
     last: Option<&'a Py<PyAny>>,
+    pongs: Vec<u8>,
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -111,14 +112,19 @@ fn split<'py>(
     let held = Held::new(data)?;
     let d = held.bytes();
     let (mut pos, max_frame) = frame_bounds(start, max_frame, d.len())?;
-    let version = version_of(version)?;
+    // 3: version 2 with record sets, which Python takes apart.
+    let last_type = match version {
+        3 => blip::RECORDS,
+        2 => blip::DELIVER,
+        _ => blip::POLL,
+    };
+    let version = version_of(if version == 3 { 2 } else { version })?;
     if origin.len() > blip::MAX_U16 {
         return Err(refuse("origin is over 65535 bytes"));
     }
     if !(0..1 << 62).contains(&now) {
         return Err(refuse("now must be microseconds since 1970"));
     }
-    let last_type = if version == 2 { blip::DELIVER } else { blip::POLL };
     let items = PyList::empty(py);
     loop {
         let (kind, end) = match blip::next_frame(d, pos, max_frame, last_type) {
@@ -143,6 +149,7 @@ fn split<'py>(
                 }
                 continue;
             }
+            blip::PING if direct.known.is_some() => blip::put_pong(&mut direct.pongs, cid),
             blip::ACK | blip::POLL if end - payload != 8 => {
                 items.append((0, cid, if kind == blip::ACK { blip::BAD_ACK } else { blip::BAD_POLL }))?;
             }
@@ -180,11 +187,12 @@ fn append_groups<'py>(
     for group in &window.groups {
         let plan = window.plan(group, origin).map_err(refuse)?;
         let make = || unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out));
-        if let (Some((tails, routes)), 0) = (&mut direct.known, group.qos)
-            && let Some((handle, topic)) = routes.find(group.topic)
-            && tails.publish(py, *handle, group.frames as u64, || Ok(make()?.unbind()))?
+        if let Some((tails, routes)) = &mut direct.known
+            && let Some(route) = routes.find(group.topic)
+            && (group.qos == 0 || route.keeps)
+            && tails.publish(py, route.handle, group.frames as u64, || Ok(make()?.unbind()))?
         {
-            direct.last = Some(topic);
+            direct.last = Some(&route.topic);
             continue;
         }
         direct.known = None;
@@ -265,7 +273,7 @@ pub fn blip_received<'py>(
     let items = PyList::empty(py);
     let mut run: Option<(u8, &[u8], Bound<'py, PyList>)> = None;
     loop {
-        let (kind, end) = match blip::next_frame(d, pos, max_frame, blip::DELIVER) {
+        let (kind, end) = match blip::next_frame(d, pos, max_frame, blip::RECORDS) {
             blip::Next::Frame { kind, end } => (kind, end),
             blip::Next::Wait => return Ok((items, pos, 0)),
             blip::Next::Fatal(fatal) => return Ok((items, pos, fatal)),

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 //  SUBSCRIBE  |2    |N    |token  |topic u32                             UNSUBSCRIBE |5 is the same
 //  PUBLISH    |3    |N    |token  |topic u32  |length u32  |payload
 //  ROTATE     |7    |N    |token  |topic u32  |M u8 |new key M bytes
+//  RECORDS    |0x71 |N    |token  |topic u32  |length u32  |record set       only where EXTEND came before
 //  EXTEND     |0x70 |version                                             big-endian; there is no outer length
 //  A token of no bytes may stand for the last one that was accepted: see `meant`.
 pub const CREATE: u8 = 1;
@@ -23,13 +24,16 @@ pub const PUBLISH: u8 = 3;
 pub const UNSUBSCRIBE: u8 = 5;
 pub const ROTATE: u8 = 7;
 pub const EXTEND: u8 = 0x70;
+pub const RECORDS: u8 = 0x71;
 
 //  replies:   0             1           5           9
 //  MESSAGE    |4           |topic u32  |length u32 |payload
+//  MESSAGES   |0x72        |topic u32  |length u32 |record set
 //  KEY_UPDATE |6           |topic u32  |M u8 |new key M bytes
 //             0             1           2          6         8     9
 //  OK, ERROR  |0x7E, 0x7F  |request u8 |topic u32 |code u16 |L u8 |message L bytes
 pub const MESSAGE: u8 = 4;
+pub const MESSAGES: u8 = 0x72;
 pub const KEY_UPDATE: u8 = 6;
 pub const OK: u8 = 0x7E;
 pub const ERROR: u8 = 0x7F;
@@ -65,10 +69,10 @@ fn whole(d: &[u8], pos: usize, kind: u8, body: usize, size: Option<usize>) -> Ne
 
 /// The request at pos. Type and payload length are judged as soon as they are in, the rest when the packet is whole.
 #[inline]
-pub fn next_request(d: &[u8], pos: usize, payload_max: usize) -> Next {
+pub fn next_request(d: &[u8], pos: usize, payload_max: usize, extended: bool) -> Next {
     let left = &d[pos..];
     let Some(&kind) = left.first() else { return Next::Wait };
-    if !matches!(kind, CREATE | SUBSCRIBE | PUBLISH | UNSUBSCRIBE | ROTATE | EXTEND) {
+    if !matches!(kind, CREATE | SUBSCRIBE | PUBLISH | UNSUBSCRIBE | ROTATE | EXTEND) && !(kind == RECORDS && extended) {
         return Next::Fatal(BAD_TYPE);
     }
     let Some(&token) = left.get(1) else { return Next::Wait };
@@ -77,14 +81,14 @@ pub fn next_request(d: &[u8], pos: usize, payload_max: usize) -> Next {
         EXTEND => Some(2),
         CREATE => left.get(body).map(|name| body + 1 + *name as usize + 1),
         ROTATE => left.get(body + 4).map(|key| body + 5 + *key as usize),
-        PUBLISH if left.len() >= body + 8 => {
+        PUBLISH | RECORDS if left.len() >= body + 8 => {
             let length = u32_be(left, body + 4) as usize;
             if length > payload_max {
                 return Next::Fatal(LONG_PAYLOAD);
             }
             Some(body + 8 + length)
         }
-        PUBLISH => None,
+        PUBLISH | RECORDS => None,
         _ => Some(body + 4),
     };
     whole(d, pos, kind, body, size)
@@ -95,14 +99,14 @@ pub fn next_reply(d: &[u8], pos: usize, payload_max: usize) -> Next {
     let left = &d[pos..];
     let Some(&kind) = left.first() else { return Next::Wait };
     let size = match kind {
-        MESSAGE if left.len() >= MESSAGE_HEAD_BYTES => {
+        MESSAGE | MESSAGES if left.len() >= MESSAGE_HEAD_BYTES => {
             let length = u32_be(left, 5) as usize;
             if length > payload_max {
                 return Next::Fatal(LONG_PAYLOAD);
             }
             Some(MESSAGE_HEAD_BYTES + length)
         }
-        MESSAGE => None,
+        MESSAGE | MESSAGES => None,
         KEY_UPDATE => left.get(5).map(|key| 6 + *key as usize),
         OK if left.len() >= RESULT_HEAD_BYTES && left[6..RESULT_HEAD_BYTES] != [0; 3] => {
             return Next::Fatal(BAD_OK);
@@ -211,7 +215,7 @@ pub fn publishes<'a, E>(
     let mut window = Window::default();
     let mut finder = Finder { guesses: [usize::MAX; FINDER_SLOTS], by_topic: HashMap::new() };
     let mut last = usize::MAX;
-    while let Next::Packet { kind: PUBLISH, body, end } = next_request(d, pos, payload_max) {
+    while let Next::Packet { kind: PUBLISH, body, end } = next_request(d, pos, payload_max, same.is_some()) {
         let (jwt, topic, payload) = (meant(&d[pos + 2..body], *same), u32_be(d, body), body + 8);
         let (size, stride) = (end - payload, end - pos);
         let mut number = finder.find(&window.groups, topic);
@@ -354,4 +358,11 @@ pub fn put_publish(out: &mut [u8], at: usize, template: &[u8], value: &[u8]) -> 
     out[body - 4..body].copy_from_slice(&(value.len() as u32).to_be_bytes());
     out[body..end].copy_from_slice(value);
     end
+}
+
+/// The answer to a request that was carried out.
+pub fn put_ok(out: &mut Vec<u8>, request: u8, topic: u32) {
+    out.extend([OK, request]);
+    out.extend(topic.to_be_bytes());
+    out.extend([0; RESULT_HEAD_BYTES - 6]); // no code, no text
 }

@@ -5,9 +5,10 @@
 use crate::batch::KNOWN_FLAGS;
 use crate::blip::MAX_U16;
 use crate::fast::{self, Known, Next, Same};
+use crate::tails::{Routes, Tails};
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 
 fn payload_bounds(start: i64, payload_max: i64, length: usize) -> PyResult<(usize, usize)> {
     let (start, _) = range(start, length as i64, length)?;
@@ -76,7 +77,7 @@ impl<'a, 'py> Splitter<'a, 'py> {
     fn run(&mut self, d: &'a [u8], mut pos: usize, payload_max: usize) -> PyResult<End<'a>> {
         let py = self.items.py();
         loop {
-            let (kind, body, end) = match fast::next_request(d, pos, payload_max) {
+            let (kind, body, end) = match fast::next_request(d, pos, payload_max, self.same.is_some()) {
                 Next::Packet { kind, body, end } => (kind, body, end),
                 Next::Wait => return Ok((pos, 0, None)),
                 Next::Fatal(fatal) => return Ok((pos, fatal, None)),
@@ -101,6 +102,9 @@ impl<'a, 'py> Splitter<'a, 'py> {
             let name = &self.tokens.seen[known.number].name;
             match kind {
                 fast::CREATE => self.items.append((kind, name, PyBytes::new(py, &d[body + 1..end - 1]), d[end - 1]))?,
+                fast::RECORDS => {
+                    self.items.append((kind, name, fast::u32_be(d, body), PyBytes::new(py, &d[body + 8..end])))?;
+                }
                 fast::ROTATE => {
                     self.items.append((kind, name, fast::u32_be(d, body), PyBytes::new(py, &d[body + 5..end])))?;
                 }
@@ -143,6 +147,53 @@ pub fn fast_split<'py>(
     let unknown = unknown.map(|jwt| PyBytes::new(py, jwt));
     let behind = if splitter.same == given { same.clone() } else { splitter.same.map(|jwt| PyBytes::new(py, jwt)) };
     Ok((splitter.items, end, fatal, unknown, behind))
+}
+
+/// PUBLISHes as `fast_split` gives them.
+type PublishGiven<'py> = (u8, Bound<'py, PyBytes>, u32, Bound<'py, PyByteArray>, u64);
+type Appended<'py> = (
+    Bound<'py, PyBytes>,
+    Bound<'py, PyList>,
+    usize,
+    u8,
+    Option<Bound<'py, PyBytes>>,
+    Option<Bound<'py, PyBytes>>,
+    Option<Py<PyAny>>,
+);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn fast_append<'py>(
+    py: Python<'py>,
+    tails: &Bound<'py, Tails>,
+    routes: &Bound<'py, Routes>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    payload_max: i64,
+    tokens: &Bound<'py, PyDict>,
+    topics: &Bound<'py, PyDict>,
+    now: i64,
+    same: Option<Bound<'py, PyBytes>>,
+    answered: bool,
+) -> PyResult<Appended<'py>> {
+    let (items, end, fatal, unknown, same) = fast_split(py, data, start, payload_max, tokens, topics, now, same)?;
+    let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
+    let (mut answers, mut last, mut done) = (Vec::new(), None, 0);
+    for item in items.iter() {
+        let Ok((_, jwt, topic, batch, count)) = item.extract::<PublishGiven<'py>>() else { break };
+        let name = [&topic.to_be_bytes(), jwt.as_bytes()].concat();
+        let Some(route) = routes.find(&name) else { break };
+        if !tails.publish(py, route.handle, count, || Ok(batch.unbind()))? {
+            break;
+        }
+        if answered {
+            (0..count).for_each(|_| fast::put_ok(&mut answers, fast::PUBLISH, topic));
+        }
+        last = Some(route.topic.clone_ref(py));
+        done += 1;
+    }
+    items.del_slice(0, done)?;
+    Ok((PyBytes::new(py, &answers), items, end, fatal, unknown, same, last))
 }
 
 fn append_groups<'py>(
@@ -242,6 +293,10 @@ pub fn fast_received<'py>(
                 }
                 items.append((kind, topic, values))?;
                 continue;
+            }
+            fast::MESSAGES => {
+                let data = PyBytes::new(py, &d[pos + fast::MESSAGE_HEAD_BYTES..end]);
+                items.append((kind, fast::u32_be(d, pos + 1), data))?;
             }
             fast::KEY_UPDATE => items.append((kind, fast::u32_be(d, pos + 1), PyBytes::new(py, &d[pos + 6..end])))?,
             fast::OK => {

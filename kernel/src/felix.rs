@@ -34,6 +34,7 @@ pub const ACK: u16 = 0x0010;
 pub const OFFSETS: u16 = 0x0020;
 pub const PACKED: u16 = 0x0040;
 pub const KEYED: u16 = 0x0100;
+pub const RECORDS: u16 = 0x0400;
 pub const ACKED_BYTES: usize = 9;
 pub const ACK_BYTES: usize = 11;
 const COUNT_BYTES: usize = 4;

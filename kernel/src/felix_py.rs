@@ -131,6 +131,10 @@ impl<'a> Splitter<'a, '_> {
         self.flush()?;
         match kind {
             0 if meant == 0 => self.items.append((JSON_ITEM, PyBytes::new(py, &d[at..end]))),
+            // A record set, packed or not, is taken apart by Python.
+            _ if is_known && meant & felix::RECORDS != 0 && matches!(meant & !felix::RECORDS, BATCH | ACKED | PACKED | ACKED_PACKED) => {
+                self.items.append((PACKED_ITEM, meant, PyBytes::new(py, &d[at..end])))
+            }
             PACKED | ACKED_PACKED if is_known => self.items.append((PACKED_ITEM, meant, PyBytes::new(py, &d[at..end]))),
             _ => {
                 // Whatever else a bit stands for, the request_id of an acknowledged batch comes first.
@@ -374,10 +378,12 @@ fn received_item<'py>(
     const OFFSETS_PACKED: u16 = PACKED | felix::OFFSETS;
     const KEYED_PACKED: u16 = PACKED | felix::KEYED;
     const OFFSETS_KEYED_PACKED: u16 = OFFSETS_PACKED | felix::KEYED;
+    const RECORDS: u16 = felix::EVENTS | felix::RECORDS;
+    const RECORDS_PACKED: u16 = RECORDS | felix::PACKED;
     let payload = &d[at..end];
     match flags {
         0 => return Ok(Ok((JSON_ITEM, PyBytes::new(py, payload)).into_pyobject(py)?)),
-        PACKED | OFFSETS_PACKED | KEYED_PACKED | OFFSETS_KEYED_PACKED => {
+        PACKED | OFFSETS_PACKED | KEYED_PACKED | OFFSETS_KEYED_PACKED | RECORDS | RECORDS_PACKED => {
             return Ok(Ok((felix::PACKED, flags, PyBytes::new(py, payload)).into_pyobject(py)?));
         }
         felix::ACK => {

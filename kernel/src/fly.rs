@@ -382,8 +382,10 @@ impl<'a> One<'a> {
 fn choose(got: &Produce, frame: &[u8], partitions: u32) -> (i32, u64, bool) {
     match got.asked {
         _ if partitions == 0 => (AUTO, 0, false),
+        // One partition keeps the order of a connection, whichever of its records have keys. (An idempotent record without
+        // key and partition is refused behind this.)
+        AUTO if partitions == 1 && (got.key_size != 0 || got.producer_id == 0) => (0, got.producer_id, false),
         AUTO if got.key_size == 0 => (AUTO, got.producer_id, false),
-        AUTO if partitions == 1 => (0, got.producer_id, false),
         AUTO => {
             let hash = fnv1a(&frame[got.key..got.key + got.key_size]);
             ((hash % partitions) as i32, got.producer_id, true)

@@ -5,9 +5,10 @@
 use crate::blip::MAX_U16;
 use crate::fly::{self, Answer, Next, Stop};
 use crate::fly_reply::{self, Fetch, FetchWish, Request};
+use crate::tails::{Routes, Tails};
 use crate::{Held, Part, Split, list_of, optional_bytes, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PySlice, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PySlice, PyTuple};
 
 /// A reply of this size is written without the interpreter lock; below, giving it up costs more than it gains.
 const UNLOCKED_FILL_BYTES: usize = 64 * 1024;
@@ -86,6 +87,61 @@ pub fn fly_split<'py>(
         Next::Wait => Ok((items, pos, 0, None)),
         Next::Fatal(fatal) => Ok((items, pos, fatal, None)),
     }
+}
+
+/// A run of PRODUCE frames as `fly_split` gives it.
+type RunGiven<'py> = (u8, Vec<(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)>, Bound<'py, PyBytes>);
+type Appended<'py> =
+    (Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn fly_append<'py>(
+    py: Python<'py>,
+    tails: &Bound<'py, Tails>,
+    routes: &Bound<'py, Routes>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    max_frame: i64,
+    counts: &Bound<'py, PyDict>,
+    origin: &[u8],
+    now: i64,
+    flags: u8,
+) -> PyResult<Appended<'py>> {
+    let (items, end, fatal, unknown) = fly_split(py, data, start, max_frame, counts, origin, now)?;
+    let mut answers = PyBytes::new(py, &[]);
+    let mut last = None;
+    if let Ok(Ok((_, groups, order))) = items.get_item(0).map(|item| item.extract::<RunGiven<'py>>()) {
+        let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
+        let known: Vec<_> = groups
+            .iter()
+            .filter_map(|(topic, partition, batch, _)| {
+                let route = routes.find(topic.as_bytes())?;
+                // SAFETY: the lock is held and no Python code runs while the slice lives.
+                let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
+                (route.keeps && !idempotent && tails.takes(route.handle, *partition)).then_some(route)
+            })
+            .collect();
+        if known.len() == groups.len() {
+            let mut placed = Vec::with_capacity(groups.len());
+            for (route, (topic, partition, batch, count)) in known.iter().zip(&groups) {
+                let batch = batch.clone().unbind();
+                let chosen = tails.publish_at(py, route.handle, *partition, *count, &batch, now)?;
+                placed.push((topic, chosen, batch));
+            }
+            let mut made = Vec::with_capacity(placed.len());
+            for (topic, partition, batch) in &placed {
+                // SAFETY: as above; until `seal` nobody but the tails has the batch.
+                let d = unsafe { batch.bind(py).as_bytes() };
+                made.push(Answer::stored(topic.as_bytes(), *partition, d, flags).map_err(refuse)?);
+            }
+            let total = fly::measure_answers(&mut made, order.as_bytes()).map_err(refuse)?;
+            answers = unzeroed_bytes(py, total, |out| fly::fill_answers(&mut made, order.as_bytes(), out))?;
+            last = known.last().map(|route| route.topic.clone_ref(py));
+            items.del_item(0)?;
+        }
+    }
+    Ok((answers, items, end, fatal, unknown, last))
 }
 
 #[pyfunction]

@@ -1,10 +1,11 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
-//! `ws_py.rs` for WebSocket, `tails.rs` for the newest part of partitions in memory, `quic_py.rs` for QUIC, which has a socket and a thread):
+//! `ws_py.rs` for WebSocket, `records_py.rs` for record sets, `tails.rs` for the newest part of partitions in memory, `quic_py.rs` for QUIC, which has a socket and a thread,
+//! `disk.rs` for threads that write files):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
-//! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
-//! columns are made or taken; no I/O, no clock; state only in `tails.rs` and QUIC.
+//! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs`, `records.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
+//! columns are made or taken; no I/O and no clock outside of QUIC and `disk.rs`; state only in these and `tails.rs`.
 
 mod arrow;
 mod arrow_py;
@@ -12,6 +13,8 @@ mod batch;
 mod blip;
 mod blip_py;
 mod chain_py;
+#[cfg(target_os = "linux")]
+mod disk;
 mod fast;
 mod fast_py;
 mod felix;
@@ -35,6 +38,8 @@ mod quic_py;
 mod quic_shared;
 #[cfg(unix)]
 mod quic_tls;
+mod records;
+mod records_py;
 mod scatter;
 mod tails;
 mod ws_py;
@@ -539,17 +544,26 @@ mod _native {
     #[pymodule_export]
     use super::chain_py::{chain, follow};
     #[pymodule_export]
-    use super::fast_py::{fast_deliver, fast_publish, fast_received, fast_split};
+    use super::fast_py::{fast_append, fast_deliver, fast_publish, fast_received, fast_split};
     #[pymodule_export]
     use super::felix_py::{
         felix_batch, felix_deliver, felix_events, felix_gets, felix_publish, felix_received, felix_split, json_fault,
         json_head, json_shape,
     };
     #[pymodule_export]
-    use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a};
+    use super::fly_py::{
+        fly_append, fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a,
+    };
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::disk::DiskThreads;
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;
+    #[pymodule_export]
+    use super::records_py::{
+        headers_pack, headers_unpack, records_deliver, records_pack, records_received, records_split,
+    };
     #[pymodule_export]
     use super::tails::{Routes, Tails};
     #[pymodule_export]

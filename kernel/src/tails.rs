@@ -1,6 +1,6 @@
 //! The newest part of partitions that are kept in memory: what was appended in this turn, and what is kept of it.
 //!
-//! A door appends to any number of topics in one call (`blip_append`), one call at the end of the turn gives everything its
+//! A door appends to any number of topics in one call (`blip_append`, `fast_append`, `fly_append`), one call at the end of the turn gives everything its
 //! offset and makes it visible (`seal`), and nothing in between is done by Python for each topic. No I/O, no clock: the turn's
 //! time is handed in. The batches are Python's bytearrays, because readers and subscribers hold them; that is the only reason
 //! why Python is known here. `pure_tails.py` is the same in Python, and the specification.
@@ -45,7 +45,8 @@ struct Tail {
     bytes_max: usize,
     last_time: i64,
     watched: bool,
-    in_order: bool, // has its one place in `order`
+    in_order: bool,         // has its one place in `order`
+    told_time: Option<i64>, // of this turn's records: somebody was told already
     topic: Option<usize>,
 }
 
@@ -91,6 +92,11 @@ fn bytes_of<'a>(py: Python<'_>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(batch.bind(py).data(), batch.bind(py).len()) }
 }
 
+/// A clock that was set back a little does not take the time back with it.
+fn following(now: i64, last: i64) -> i64 {
+    if now < last && last <= now + IN_ORDER_US { last } else { now }
+}
+
 fn place(py: Python<'_>, batch: &Py<PyByteArray>, base: u64, now: i64) -> PyResult<()> {
     // SAFETY: as in `bytes_of`; a pending batch is handed over by who appended it.
     let d = unsafe { batch.bind(py).as_bytes_mut() };
@@ -130,11 +136,44 @@ impl Tails {
         Ok(true)
     }
 
+    /// Is this handle current and open, and does its topic have this partition (-1: the next in turn)?
+    pub fn takes(&self, handle: u64, partition: i32) -> bool {
+        self.topics.get(handle as u32 as usize).is_some_and(|topic| {
+            topic.open
+                && topic.generation == (handle >> 32) as u32
+                && (-1..topic.slots.len() as i64).contains(&i64::from(partition))
+        })
+    }
+
+    /// Append what `takes` said yes to, and give it the offset and the time it will have; returns its partition.
+    pub fn publish_at(
+        &mut self,
+        py: Python<'_>,
+        handle: u64,
+        partition: i32,
+        count: u64,
+        batch: &Py<PyByteArray>,
+        now: i64,
+    ) -> PyResult<i32> {
+        let topic = &mut self.topics[handle as u32 as usize];
+        let (partition, slot) = if partition < 0 {
+            (topic.next as i32, self.next_slot(handle, count).ok_or_else(|| refuse("no such topic"))?)
+        } else {
+            topic.published += count;
+            (partition, topic.slots[partition as usize])
+        };
+        let base = self.push(py, slot, batch.clone_ref(py), false)?;
+        let tail = &mut self.tails[slot];
+        let time = *tail.told_time.get_or_insert(following(now, tail.last_time));
+        place(py, batch, base, time)?;
+        Ok(partition)
+    }
+
     fn next_slot(&mut self, handle: u64, count: u64) -> Option<usize> {
-        let topic = self.topics.get_mut(handle as u32 as usize)?;
-        if !topic.open || topic.generation != (handle >> 32) as u32 {
+        if !self.takes(handle, -1) {
             return None;
         }
+        let topic = &mut self.topics[handle as u32 as usize];
         topic.published += count;
         let slot = topic.slots[topic.next];
         topic.next = if topic.next + 1 < topic.slots.len() { topic.next + 1 } else { 0 };
@@ -144,9 +183,9 @@ impl Tails {
     fn seal_one(&mut self, py: Python<'_>, slot: usize, now: i64) -> PyResult<()> {
         let mut pending = std::mem::take(&mut self.tails[slot].pending);
         self.counts.appends += pending.len() as u64;
-        let last = self.tails[slot].last_time;
-        let now = if now < last && last <= now + IN_ORDER_US { last } else { now };
-        self.tails[slot].last_time = now;
+        let tail = &mut self.tails[slot];
+        let now = tail.told_time.take().unwrap_or_else(|| following(now, tail.last_time));
+        tail.last_time = now;
         if pending.len() == 1 {
             let one = pending.pop().expect("one is there");
             self.keep(py, slot, one.batch, now)?;
@@ -338,6 +377,7 @@ impl Tails {
         let tail = &mut self.tails[slot];
         let kept = std::mem::take(&mut tail.kept);
         tail.bytes = 0;
+        tail.told_time = None;
         tail.pending.clear();
         tail.topic = None;
         if !kept.is_empty() {
@@ -465,16 +505,23 @@ impl Tails {
     }
 }
 
+/// Where publishes to a name go.
+pub struct Route {
+    pub handle: u64,
+    pub keeps: bool, // also those that must be kept, of which somebody waits to hear
+    pub topic: Py<PyAny>,
+}
+
 /// The topics that one connection has published to, by name: handles of `Tails.add_topic`, and what Python calls them. What rights
 /// it had then is Python's to know: it clears them when rights change.
 #[pyclass(generic, module = "quintet.kernel._native")]
 #[derive(Default)]
 pub struct Routes {
-    by_name: HashMap<Vec<u8>, (u64, Py<PyAny>)>,
+    by_name: HashMap<Vec<u8>, Route>,
 }
 
 impl Routes {
-    pub fn find(&self, name: &[u8]) -> Option<&(u64, Py<PyAny>)> {
+    pub fn find(&self, name: &[u8]) -> Option<&Route> {
         self.by_name.get(name)
     }
 }
@@ -483,7 +530,7 @@ impl Routes {
 impl Routes {
     /// A topic leads to its subscribers, and one of them may be the connection that has these routes.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.by_name.values().try_for_each(|(_, topic)| visit.call(topic))
+        self.by_name.values().try_for_each(|route| visit.call(&route.topic))
     }
 
     fn __clear__(&mut self) {
@@ -495,8 +542,8 @@ impl Routes {
         Routes::default()
     }
 
-    fn add(&mut self, name: &[u8], handle: u64, topic: Py<PyAny>) {
-        self.by_name.insert(name.to_vec(), (handle, topic));
+    fn add(&mut self, name: &[u8], handle: u64, topic: Py<PyAny>, keeps: bool) {
+        self.by_name.insert(name.to_vec(), Route { handle, keeps, topic });
     }
 
     fn clear(&mut self) {

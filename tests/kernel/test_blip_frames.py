@@ -242,7 +242,7 @@ class TestBlip:
     def test_split_refuses_bad_arguments(self, k: ModuleType) -> None:
         good: tuple[Any, ...] = (b"", 0, 1, MAX_FRAME, b"", NOW)
         assert k.blip_split(*good) == ([], 0, 0)
-        for at, value in ((1, -1), (1, 1), (2, 0), (2, 3), (3, 8), (3, 1 << 26), (4, bytes(65536)), (5, -1)):
+        for at, value in ((1, -1), (1, 1), (2, 0), (2, 4), (3, 8), (3, 1 << 26), (4, bytes(65536)), (5, -1)):
             with pytest.raises(ValueError):
                 k.blip_split(*good[:at], value, *good[at + 1 :])
 
@@ -336,5 +336,5 @@ class TestBlip:
         ]
         for kind, payload in bad_payloads:
             assert k.blip_received(good + frame(kind, 1, payload), 0, MAX_FRAME)[1:] == (len(good), 4)
-        for data, fatal in ((bytes(4), 1), (b"\xff" * 4, 2), (b"\0\0\0\x09\x0b", 3), (good[:-1], 0)):
+        for data, fatal in ((bytes(4), 1), (b"\xff" * 4, 2), (b"\0\0\0\x09\x0c", 3), (good[:-1], 0)):
             assert k.blip_received(good + data, 0, MAX_FRAME)[1:] == (len(good), fatal)

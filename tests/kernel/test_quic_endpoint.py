@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CONNECTED, DATA, WRITABLE, STOPPED, RESET, CLOSED, SENT = range(1, 8)
-PATIENCE_S = 10
+PATIENCE_S = 60
 TAKE_BYTES = 1 << 20
 INBOX_BYTES_MAX = 8 << 20
 MIB = 1 << 20

@@ -2,18 +2,27 @@
 
 import gc
 import random
+import re
+import struct
+import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
-from quintet.kernel import pure
+from quintet.kernel import pure, pure_tails
+from quintet.log.embedded.partitions import merging
+from quintet.model import clocks
 from tests.kernel.frames import native_twin, publish
-from tests.wire.blipmq import ping
+from tests.wire.blipmq import ping, pong
+from tests.wire.fast import subscribe
 
+RUST: Final = Path(__file__).parents[2] / "kernel/src/tails.rs"
 NAMES: Final = [b"t%d" % number for number in range(6)]
+FAST_NAMES: Final = [struct.pack(">I", number) + b"good" for number in range(4)]
 HISTORIES: Final = 300
 STEPS: Final = 60
 FRAME_BYTES_MAX: Final = 1 << 20
@@ -50,7 +59,8 @@ class Twin:
             return None
         slots = choice.sample(self.slots, choice.randint(1, min(3, len(self.slots))))
         self.handles.append(self.tails.add_topic(slots))
-        self.routes.add(choice.choice(NAMES), self.handles[-1], len(self.handles))
+        name = choice.choice([*NAMES, *FAST_NAMES])
+        self.routes.add(name, self.handles[-1], len(self.handles), choice.random() < 0.7)
         return self.handles[-1]
 
     def remove(self, choice: random.Random) -> object:
@@ -77,6 +87,35 @@ class Twin:
         )  # fmt: skip
         return self.kernel.blip_append(self.tails, self.routes, data, 0, 1, FRAME_BYTES_MAX, b"blipmq:a", 1_000)
 
+    def produce(self, choice: random.Random) -> object:
+        """Some partitions are there and some are not, some producers are idempotent."""
+        data = b"".join(
+            self.kernel.fly_produce(
+                choice.choice(NAMES[:3]), [choice.choice([None, b"k", b"key"])], [bytes(choice.randrange(200))],
+                choice.choice([-1, -1, 0, 1, 5]), 7 * (choice.random() < 0.03), 0, 1,
+            )
+            for _ in range(choice.randint(1, 8))
+        )  # fmt: skip
+        counts = dict.fromkeys(NAMES[:3], 2)
+        return self.kernel.fly_append(
+            self.tails, self.routes, data, 0, FRAME_BYTES_MAX, counts, b"flymq:a", choice.choice([900, 1_500]), 1
+        )
+
+    def send(self, choice: random.Random) -> object:
+        """Fast packets with an accepted token, a refused one, one that nobody knows, and packets that are no PUBLISH."""
+        tokens: dict[bytes, bytes | None] = {b"good": b"fast:a", b"bad": None}
+        data = b"".join(
+            self.kernel.fast_publish(
+                choice.choices([b"good", b"bad", b"new"], [30, 1, 1])[0], choice.randrange(4), [bytes(choice.randrange(200))]
+            )
+            if choice.random() < 0.95 else subscribe(b"good", 1)
+            for _ in range(choice.randint(1, 8))
+        )  # fmt: skip
+        answered = choice.random() < 0.5
+        return self.kernel.fast_append(
+            self.tails, self.routes, data, 0, 1 << 20, tokens, {1: (1, 0)}, 1_000, None, answered
+        )
+
     def seal(self, choice: random.Random) -> object:
         moved = self.tails.seal(choice.choice([10, 1_000, 2_000_000_000, 100]))
         placed = [bytes(batch[:64]) for batch in self.waiting]
@@ -100,7 +139,8 @@ class Twin:
 
 
 ACTS: Final = (
-    Twin.open, Twin.close, Twin.topic, Twin.remove, Twin.append, Twin.append, Twin.append, Twin.read_from, Twin.read_from,
+    Twin.open, Twin.close, Twin.topic, Twin.remove, Twin.append, Twin.append, Twin.append, Twin.read_from, Twin.read_from, Twin.produce, Twin.produce,
+    Twin.send, Twin.send,
     Twin.seal, Twin.seal, Twin.trim, Twin.age, Twin.look,
 )  # fmt: skip
 
@@ -131,25 +171,91 @@ def test_a_twin_that_never_evicts_is_caught() -> None:
     assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
 
 
+def _tells_another_time(*args: Any) -> Any:
+    """The control: the answers to PRODUCE say another time than the records get."""
+    append: Any = pure.fly_append
+    *front, now, flags = args
+    return append(*front, now + 1_000, flags)
+
+
+def test_a_twin_that_tells_another_time_is_caught() -> None:
+    sabotaged = SimpleNamespace(**vars(pure) | {"fly_append": _tells_another_time})
+    assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
+
+
+def test_produce_is_answered_by_what_a_reader_finds(k: ModuleType) -> None:
+    """Offset and time of the answers, although the turn is sealed at another time and with other batches."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    slot = tails.open(1 << 20)
+    routes.add(b"t", tails.add_topic([slot]), "t", True)
+    tails.append(slot, k.build([b"before"]), False)
+    data = k.fly_produce(b"t", None, [b"one", b"two"], -1, 0, 0, 1)
+    said = k.fly_append(tails, routes, data, 0, FRAME_BYTES_MAX, {b"t": 1}, b"o:o", 5_000_000, 1)
+    answers, items, end, fatal, unknown, last = said
+    assert (items, end, fatal, unknown, last) == ([], len(data), 0, None, "t")
+    ((_, told),), _, _ = k.fly_received(answers, 0, FRAME_BYTES_MAX, False)
+    tails.seal(9_000_000)
+    (batch,) = tails.read(slot, 0, 1 << 20)
+    rows = k.rows(batch, 0, 3)
+    assert [(offset, time // 1_000) for offset, time, *_ in rows[1:]] == [(offset, time) for _, _, offset, time in told]
+    assert [time for *_, time in told] == [5_000, 5_000]
+
+
+@pytest.mark.parametrize(
+    ("keeps", "partition", "producer"), [(False, -1, 0), (True, 1, 0), (True, -1, 7), (True, -1, 0)]
+)
+def test_a_produce_that_python_must_decide_is_not_appended(
+    k: ModuleType, keeps: bool, partition: int, producer: int
+) -> None:
+    """Control: the last one needs no decision."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    handle = tails.add_topic([tails.open(1 << 20)])
+    routes.add(b"t", handle, "t", keeps)
+    data = k.fly_produce(b"t", [b"k"], [b"x"], partition, producer, 0, 1)
+    answers, items, *_ = k.fly_append(tails, routes, data, 0, FRAME_BYTES_MAX, {b"t": 1}, b"o:o", 1, 1)
+    direct = keeps and partition < 0 and not producer
+    assert (bool(answers), len(items), tails.published(handle), tails.dirty) == (direct, not direct, direct, direct)
+
+
+@pytest.mark.parametrize("token", [b"good", b"other"])
+def test_a_fast_publish_goes_by_its_own_token_only(k: ModuleType, token: bytes) -> None:
+    """Control: the token that the route was learnt with."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    handle = tails.add_topic([tails.open(1 << 20)])
+    routes.add(FAST_NAMES[1], handle, "t", True)
+    data = k.fast_publish(token, 1, [b"x", b"y"])
+    said = k.fast_append(tails, routes, data, 0, 1 << 20, {token: b"fast:a"}, {}, 1, None, True)
+    direct = token == b"good"
+    assert (len(said[1]), said[6], tails.published(handle)) == (not direct, "t" if direct else None, 2 * direct)
+    assert k.fast_received(said[0], 0, 1 << 20)[0] == ([(0x7E, 3, 1, 2)] if direct else [])
+
+
 def test_a_handle_of_a_topic_that_is_gone_reaches_no_other(k: ModuleType) -> None:
     tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
     first = tails.add_topic([tails.open(1_000)])
-    routes.add(b"t0", first, "first")
+    routes.add(b"t0", first, "first", True)
     tails.remove_topic(first)
     second = tails.add_topic([tails.open(1_000)])
     assert first != second
-    items, end, _, last = k.blip_append(tails, routes, publish(b"t0", b"x", False), 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
+    _, items, end, _, last = k.blip_append(tails, routes, publish(b"t0", b"x", False), 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
     assert (len(items), last, tails.published(second), end) == (1, None, 0, len(publish(b"t0", b"x", False)))
 
 
 def test_nothing_overtakes_what_python_must_decide(k: ModuleType) -> None:
     """Control: without the unknown topic in front all of it is appended in the call."""
     tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
-    routes.add(b"known", tails.add_topic([tails.open(1 << 20)]), "known")
+    routes.add(b"known", tails.add_topic([tails.open(1 << 20)]), "known", False)
     known = publish(b"known", b"x", False)
-    for front, left, last in ((publish(b"new", b"x", False), 2, None), (ping(1), 1, "known"), (b"", 0, "known")):
-        items, _, _, said = k.blip_append(tails, routes, front + known, 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
-        assert (len(items), said) == (left, last)
+    new, kept = publish(b"new", b"x", False), publish(b"known", b"x", True)
+    for front, left, last in (
+        (new, 2, None),
+        (kept, 2, None),
+        (new + ping(1), 3, None),
+        (ping(1), 0, "known"),
+        (b"", 0, "known"),
+    ):
+        pongs, items, _, _, said = k.blip_append(tails, routes, front + known, 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
+        assert (len(items), said, pongs) == (left, last, pong(1) if front == ping(1) else b"")
 
 
 def test_an_unsound_batch_or_slot_is_refused(k: ModuleType) -> None:
@@ -171,7 +277,7 @@ class _Owner:
     def __init__(self, k: ModuleType) -> None:
         self.tails = k.Tails(self.view, 1 << 20, 100, 100)
         self.routes = k.Routes()
-        self.routes.add(b"t", self.tails.add_topic([self.tails.open(1_000)]), self)
+        self.routes.add(b"t", self.tails.add_topic([self.tails.open(1_000)]), self, False)
 
     def view(self, batch: bytearray) -> bytes:
         return bytes(batch)
@@ -185,3 +291,42 @@ def test_what_holds_its_tails_is_collected_with_them(k: ModuleType) -> None:
     del owner
     gc.collect()
     assert gone() is None
+
+
+def other_bounds(rust: str) -> dict[str, list[int | None]]:
+    """The bounds of the log that this Rust source or the twin has with another value, or not at all: [log, twin, Rust]."""
+    found = dict(re.findall(r"^const (\w+): \w+ = ([\d_* ]+);", rust, re.MULTILINE))
+    log = {
+        "IN_ORDER_US": clocks.IN_ORDER_US,
+        "MERGE_INPUT_BYTES_MAX": merging.MERGE_INPUT_BYTES_MAX,
+        "MERGE_OUTPUT_BYTES_MAX": merging.MERGE_OUTPUT_BYTES_MAX,
+    }
+    values = {name: [value, getattr(pure_tails, name), eval(found.get(name, "None"))] for name, value in log.items()}
+    return {name: each for name, each in values.items() if len(set(each)) > 1}
+
+
+def test_bounds_are_the_same_in_rust_in_the_twin_and_in_the_log() -> None:
+    """They are written three times, because neither the kernel nor its twin imports anything of the broker."""
+    assert other_bounds(RUST.read_text()) == {}
+
+
+def test_another_bound_in_rust_is_found() -> None:
+    changed = RUST.read_text().replace("IN_ORDER_US: i64 = 60_000_000", "IN_ORDER_US: i64 = 61_000_000")
+    assert other_bounds(changed) == {"IN_ORDER_US": [60_000_000, 60_000_000, 61_000_000]}
+    assert list(other_bounds("")) == ["IN_ORDER_US", "MERGE_INPUT_BYTES_MAX", "MERGE_OUTPUT_BYTES_MAX"]
+
+
+def campaign(count: int, first: int = 1_000_000) -> None:
+    """`python -m tests.kernel.test_tails 1000000`: as many histories as asked, with seeds that the test does not have."""
+    native = native_twin()
+    for seed in range(first, first + count):
+        for number, (ours, theirs) in enumerate(zip(history(native, seed), history(pure, seed), strict=True)):
+            if ours != theirs:
+                sys.exit(f"FAILED: seed {seed}, step {number}: native {ours}, pure {theirs}")
+        if (seed - first) % 10_000 == 9_999:
+            sys.stderr.write(f"{seed - first + 1:,} of {count:,} histories of {STEPS} steps alike\n")
+    sys.stdout.write(f"seeds {first} to {first + count - 1}: {count:,} histories of {STEPS} steps, 0 differences\n")
+
+
+if __name__ == "__main__":
+    campaign(*map(int, sys.argv[1:]))

@@ -1,14 +1,27 @@
 """The one stub of the kernel: native (`_native`, Rust) and pure (`pure.py`) have exactly these functions.
 
-Functions over buffers, no I/O and no state; the class Tails, which has state; and in the native one the class QuicEndpoint, which has both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
+Functions over buffers, no I/O and no state; the class Tails, which has state; and in the native one the classes
+QuicEndpoint and DiskThreads, which have both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import Buffer
 
-from quintet.kernel.items import BlipItem, CacheEntry, FastItem, FelixItem, FelixReply, FlyGroup, FlyItem, QuicEvent
+from quintet.kernel.items import (
+    BlipItem,
+    CacheEntry,
+    FastItem,
+    FelixItem,
+    FelixReply,
+    FlyGroup,
+    FlyItem,
+    QuicEvent,
+    RecordGroups,
+    RecordRow,
+    RecordsRefused,
+)
 
 View = TypeVar("View")
 Target = TypeVar("Target")
@@ -209,18 +222,20 @@ def blip_append(
     max_frame: int,
     origin: bytes,
     now: int,
-) -> tuple[list[BlipItem], int, int, Target | None]:
-    """As blip_split, but publishes of QoS 0 to topics that `routes` knows and that are there in `tails` are appended and are
-    not among the items, until the first item that is not a PING: what comes behind that one comes out, too, so that nothing
-    overtakes it. The last entry is the topic appended to last, or None."""
+) -> tuple[bytes, list[BlipItem], int, int, Target | None]:
+    """As blip_split, with what was done at once: (pongs, items, consumed, fatal, topic). Publishes to topics that `routes` knows
+    and that are there in `tails` are appended (those of QoS 1 only where the route keeps) and PINGs are answered, and neither is
+    among the items; until the first item: what comes behind that one comes out, too, so that nothing overtakes it. The last
+    entry is the topic appended to last, or None."""
 
 # -- the newest part of partitions in memory --------------------------------------------------------------------------
 
 class Routes(Generic[Target]):
     """Topics that one connection may publish to."""
     def __init__(self) -> None: ...
-    def add(self, name: bytes, handle: int, topic: Target) -> None:
-        """Publishes to this name may go to the topic of this handle (`Tails.add_topic`), as long as it is there."""
+    def add(self, name: bytes, handle: int, topic: Target, keeps: bool) -> None:
+        """Publishes to this name may go to the topic of this handle (`Tails.add_topic`), as long as it is there. keeps: also
+        those that must be kept and are answered."""
     def clear(self) -> None:
         """Rights may have changed: everything is asked again."""
 
@@ -245,7 +260,7 @@ class Tails(Generic[View]):
     def remove_topic(self, handle: int) -> None:
         """Whoever still has its handle does not reach it."""
     def published(self, handle: int) -> int:
-        """Records that came by `blip_append`."""
+        """Records that doors appended by themselves."""
     def append(self, slot: int, batch: bytearray, waits: bool) -> int:
         """Take an unsealed batch; its base offset. waits: offset and time are read in this very object after `seal`."""
     def seal(self, now: int) -> tuple[list[int], bool]:
@@ -303,6 +318,23 @@ def fast_split(
     payload_max (1 byte to 32 MiB); the items before it are still good. Both are judged as soon as their bytes are in, so
     a bad packet is fatal before it is whole, and before its token is looked up."""
 
+def fast_append(
+    tails: Tails[View],
+    routes: Routes[Target],
+    data: Buffer,
+    start: int,
+    payload_max: int,
+    tokens: dict[bytes, bytes | None],
+    topics: dict[int, tuple[int, int]],
+    now: int,
+    same: bytes | None,
+    answered: bool,
+) -> tuple[bytes, list[FastItem], int, int, bytes | None, bytes | None, Target | None]:
+    """As fast_split, with what was done at once: (answers, items, consumed, fatal, unknown, same, topic). The PUBLISHes in front
+    whose topic and token `routes` knows (by the topic's number in four bytes, big end first, and the token) and that are there in
+    `tails` are appended, each answered by OK if `answered`, and are not among the items. The last entry is the topic appended
+    to last, or None."""
+
 def fast_deliver(topic_id: int, batch: Buffer, first: int, last: int, now: int) -> tuple[bytes, int]:
     """MESSAGE packets for records first..last-1 of a batch: (bytes, packets). Records whose expiry is not 0 and not after
     `now` are left out. A null value is sent as an empty one."""
@@ -347,6 +379,22 @@ def fly_split(
 
     fatal: 0, or 1 bad magic, 2 unknown version, 3 length above max_frame, each judged as soon as its bytes are in; the
     items before it are still good."""
+
+def fly_append(
+    tails: Tails[View],
+    routes: Routes[Target],
+    data: Buffer,
+    start: int,
+    max_frame: int,
+    counts: dict[bytes, int],
+    origin: bytes,
+    now: int,
+    flags: int,
+) -> tuple[bytes, list[FlyItem], int, int, bytes | None, Target | None]:
+    """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A run of PRODUCE frames whose
+    topics are all known to `routes`, keep and are there in `tails`, with partitions that are there and no idempotent producer, is
+    appended and answered as by fly_produced, and is not among the items. Its records get the time `now`, or that of the turn
+    if it has one. The last entry is the topic appended to last, or None."""
 
 def fly_split_one(
     payload: Buffer, counts: dict[bytes, int], origin: bytes
@@ -399,6 +447,47 @@ def fly_received(data: Buffer, start: int, max_frame: int, sdk: bool) -> tuple[l
     (7 or 11, [(offset, key or None, value), ...], next_offset); any other frame, and a compressed one, is
     (op, flags, payload). fatal as in fly_split, and 4 a reply to PRODUCE or FETCH that does not add up; consumed is then
     the start of that frame. max_frame is 1 byte to 64 MiB."""
+
+# -- Record sets ------------------------------------------------------------------------------------------------------
+# Records with key, headers, time and origin, as the extended modes of all doors carry them: pure_records.py draws the bytes.
+
+def records_split(
+    data: Buffer, partition: int, partitions: int, origin: bytes, now: int, flags: int = 0
+) -> RecordGroups | RecordsRefused:
+    """What a publisher sent, as unsealed batches with `origin`: ([(partition, batch, count), ...], order). `partition` is for all
+    of them; -1: each by its key, FNV-1a modulo `partitions`, and those without one are a group of partition -1. order
+    has of each record the number of its group (u16, little-endian). An empty key is none. A TTL counts from `now`, microseconds
+    since 1970; one of 0 is none. flags are those of build.
+
+    If any of it is refused, all is, as (code, record, size): 1 it ends early, 2 bits (size) that a publisher does not set,
+    3 no record, 4 over 2**20 records, 5 over 1,000 headers (size), 6 over 64 KiB of headers (size), 7 a name not of 1 to 255
+    bytes (size), 8 a name that is not UTF-8, 9 one that begins with quintet- (size: which header). Over 32 MiB: ValueError."""
+
+def records_pack(
+    values: Sequence[bytes],
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[bytes] | None = None,
+    ttl_ms: int = 0,
+) -> bytes:
+    """The record set of a publisher; headers as headers_pack gives them. Limits are the broker's to keep."""
+
+def headers_pack(given: Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]) -> bytes:
+    """Headers as a record set has them, with their count; empty if there are none. TypeError for anything else,
+    OverflowError if a server would refuse them: too many, too long, a name that is empty, too long or reserved."""
+
+def headers_unpack(data: bytes) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers again. U+FFFD stands for what is not UTF-8 in a name. ValueError if they do not add up."""
+
+def records_deliver(
+    batch: Buffer, first: int, last: int, now: int, base: int, bytes_max: int
+) -> tuple[bytes, int, int]:
+    """(set, count, following): records first..last-1 of a batch as a record set, each with the number base + its offset. Those
+    whose expiry is not 0 and not after `now` (0: none) are left out. Ends before it would pass bytes_max, but not before its first
+    record; following is the number in the batch of the first record that was not looked at."""
+
+def records_received(data: Buffer, qos: int) -> list[RecordRow]:
+    """[(number, qos, value, key or None, packed headers, timestamp, origin), ...]: what a server sent. A null value is an empty one.
+    ValueError if it does not add up or has over 2**20 records."""
 
 # -- Felix ------------------------------------------------------------------------------------------------------------
 # In all of them frame_bytes_max, the greatest payload of a frame, is 1 byte to 32 MiB.
@@ -609,3 +698,32 @@ class QuicEndpoint:
         bytes_out, wakeups (of the loop)."""
     def close(self) -> None:
         """Close all connections, tell the peers, and wait for the thread to end."""
+
+# -- disk -------------------------------------------------------------------------------------------------------------
+
+class DiskThreads:
+    """Threads that write and sync files and never touch the interpreter. In the native kernel on Linux only: elsewhere
+    `kernel.DiskThreads` is None. All calls are made by the thread of the loop."""
+
+    def __init__(self, threads: int) -> None: ...
+    def fileno(self) -> int:
+        """Readable when there is something to `take`."""
+
+    def submit(
+        self,
+        ticket: int,
+        before: Sequence[tuple[int, Sequence[Buffer], int]],
+        handle: int,
+        buffers: Sequence[Buffer],
+        position: int,
+    ) -> None:
+        """In a thread: pwritev to each (handle, buffers, position) of `before`, pwritev of the buffers, fdatasync of handle. The
+        buffers cannot be resized until `take` names the ticket, and nobody may write to them. Jobs begin in their order; those
+        of one file must not be under way together."""
+
+    def take(self) -> list[tuple[int, int, int]]:
+        """(ticket, step, errno) of what is done. errno 0: all of it. Otherwise the step that failed, counted from 0: each of
+        `before`, the write, the sync; of a failed write any part may be there, and nothing behind it was tried."""
+
+    def close(self) -> None:
+        """Finish what was submitted, end the threads."""

@@ -10,7 +10,7 @@ BlipPublish = tuple[Literal[3], int, bytes, bytearray, bytes]  # qos, topic, bat
 BlipAcks = tuple[Literal[5], int, list[tuple[int, int]]]  # subscription, ranges of tags
 BlipPolls = tuple[Literal[9], int, list[int]]  # subscription, ids
 BlipMalformed = tuple[Literal[0], int, int]  # id, error
-BlipFrame = tuple[Literal[1, 2, 4, 6, 7, 8, 10], int, bytes]  # id, payload
+BlipFrame = tuple[Literal[1, 2, 4, 6, 7, 8, 10, 11], int, bytes]  # id, payload
 BlipItem = BlipPublish | BlipAcks | BlipPolls | BlipMalformed | BlipFrame
 
 FastPublish = tuple[Literal[3], bytes, int, bytearray | None, int]  # token, topic, batch, count
@@ -18,12 +18,20 @@ FastCreate = tuple[Literal[1], bytes, bytes, int]  # token, name, flags
 FastSubscribe = tuple[Literal[2, 5], bytes, int]  # token, topic; 5 is UNSUBSCRIBE
 FastRotate = tuple[Literal[7], bytes, int, bytes]  # token, topic, the new key
 FastExtend = tuple[Literal[0x70], int]  # version
-FastItem = FastPublish | FastCreate | FastSubscribe | FastRotate | FastExtend
+FastRecords = tuple[Literal[0x71], bytes, int, bytes]  # token, topic, record set
+FastItem = FastRecords | FastPublish | FastCreate | FastSubscribe | FastRotate | FastExtend
 
 FlyGroup = tuple[bytes, int, bytearray, int]  # topic, partition, batch, count
 FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each record
 FlyFrame = tuple[int, int, bytes | memoryview]  # operation, flags, payload
 FlyItem = FlyRun | FlyFrame
+
+RecordGroups = tuple[
+    list[tuple[int, bytearray, int]], bytes
+]  # (partition, batch, count) of each, the group of each record
+RecordsRefused = tuple[int, int, int]  # code, record, size
+# number, qos, value, key, packed headers, timestamp, origin
+RecordRow = tuple[int, int, bytes, bytes | None, bytes, int, bytes]
 
 FelixBatch = tuple[Literal[1], bytes, bytearray | None, int, int, int]  # target, batch, count, request_id, ack_mode
 FelixKeyed = tuple[Literal[1], bytes, bytearray | None, int, int, int, bytes]  # the same, and the key of all records
@@ -39,7 +47,8 @@ FelixEvents = tuple[Literal[4], int, int, list[bytes]]  # subscription or -1, ba
 FelixKeyedEvents = tuple[Literal[4], int, int, list[bytes], list[bytes | None]]  # the same, and their keys
 FelixAck = tuple[Literal[0x10], int, int, str]  # status, request_id, message
 FelixPackedEvents = tuple[Literal[0x40], int, bytes]  # flags, payload
-FelixReply = FelixEvents | FelixKeyedEvents | FelixAck | FelixJson | FelixPackedEvents
+FelixRecords = tuple[Literal[0x400], int, bytes]  # flags, record set; made of a packed one, or one as it came
+FelixReply = FelixRecords | FelixEvents | FelixKeyedEvents | FelixAck | FelixJson | FelixPackedEvents
 FelixItem = FelixBatch | FelixKeyed | FelixJson | FelixMalformed | FelixFlags | FelixPacked
 
 QuicEvent = tuple[Any, ...]  # kind, number of the connection, and what net/quic/events.py says of the kind

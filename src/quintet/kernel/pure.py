@@ -33,7 +33,15 @@ from quintet.kernel.pure_felix import (
 )
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a
-from quintet.kernel.pure_tails import Routes, Tails, blip_append
+from quintet.kernel.pure_records import (
+    headers_pack,
+    headers_unpack,
+    records_deliver,
+    records_pack,
+    records_received,
+    records_split,
+)
+from quintet.kernel.pure_tails import Routes, Tails, blip_append, fast_append, fly_append
 from quintet.kernel.pure_ws import ws_split
 
 __all__ = [
@@ -48,6 +56,7 @@ __all__ = [
     "chain",
     "check",
     "crc32c",
+    "fast_append",
     "fast_deliver",
     "fast_publish",
     "fast_received",
@@ -60,6 +69,7 @@ __all__ = [
     "felix_received",
     "felix_split",
     "find",
+    "fly_append",
     "fly_fetch",
     "fly_produce",
     "fly_produced",
@@ -69,12 +79,18 @@ __all__ = [
     "fnv1a",
     "follow",
     "gather",
+    "headers_pack",
+    "headers_unpack",
     "json_fault",
     "json_head",
     "json_shape",
     "layout",
     "merge",
     "place",
+    "records_deliver",
+    "records_pack",
+    "records_received",
+    "records_split",
     "reseal",
     "rows",
     "scatter",

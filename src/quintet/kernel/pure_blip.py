@@ -37,8 +37,8 @@ MAX_U64 = 0xFFFFFFFFFFFFFFFF
 MAX_GROUP_BYTES = 32 * 1024 * 1024
 MAX_GROUP_RECORDS = 1024 * 1024
 
-ERROR, HELLO, AUTH, PUBLISH, ACK, POLL, DELIVER = 0, 1, 2, 3, 5, 9, 10
-LAST_TYPE = {1: POLL, 2: DELIVER}
+ERROR, HELLO, AUTH, PUBLISH, ACK, POLL, DELIVER, RECORDS = 0, 1, 2, 3, 5, 9, 10, 11
+LAST_TYPE = {1: POLL, 2: DELIVER, 3: RECORDS}  # 3: version 2 with record sets, which Python takes apart
 TTL_BIT = 0x80
 MICROSECONDS_PER_MILLISECOND = 1000
 
@@ -215,12 +215,12 @@ def blip_split(
     view = view_of(data)
     _bounds(view, start, max_frame)
     if version not in LAST_TYPE:
-        raise ValueError("BlipMQ version must be 1 or 2")
+        raise ValueError("BlipMQ version must be 1 or 2, or 3 for 2 with record sets")
     if len(origin) > MAX_U16:
         raise ValueError("origin is over 65535 bytes")
     if not 0 <= now < 1 << 62:
         raise ValueError("now must be microseconds since 1970")
-    splitter = Splitter(version, origin, now)
+    splitter = Splitter(min(version, 2), origin, now)
     pos, fatal = start, 0
     while True:
         end, kind, cid, fatal = _next_frame(view, pos, max_frame, LAST_TYPE[version])
@@ -250,7 +250,7 @@ def blip_deliver(
     ids: bytes,
     now: int,
 ) -> tuple[bytes, int]:
-    if version not in LAST_TYPE:
+    if version not in (1, 2):
         raise ValueError("BlipMQ version must be 1 or 2")
     if qos not in (0, 1):
         raise ValueError("BlipMQ QoS must be 0 or 1")
@@ -344,7 +344,7 @@ def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[
     messages: list[tuple[int, int, bytes]] = []
     pos = start
     while True:
-        end, kind, cid, fatal = _next_frame(view, pos, max_frame, DELIVER)
+        end, kind, cid, fatal = _next_frame(view, pos, max_frame, RECORDS)
         if not end:
             return items, pos, fatal
         if kind in (PUBLISH, DELIVER):

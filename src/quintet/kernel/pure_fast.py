@@ -28,12 +28,13 @@ from quintet.kernel.pure_blip import MAX_GROUP_BYTES, MAX_GROUP_RECORDS, MAX_U16
 #  SUBSCRIBE  |2    |N    |token  |topic u32                             UNSUBSCRIBE |5 is the same
 #  PUBLISH    |3    |N    |token  |topic u32  |length u32  |payload
 #  ROTATE     |7    |N    |token  |topic u32  |M u8 |new key M bytes
+#  RECORDS    |0x71 |N    |token  |topic u32  |length u32  |record set       only where EXTEND came before
 #  EXTEND     |0x70 |version                                             big-endian; there is no outer length
 #  A token of no bytes may stand for the last one that was accepted: see `Splitter.meant`.
-CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND = 1, 2, 3, 5, 7, 0x70
+CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND, RECORDS = 1, 2, 3, 5, 7, 0x70, 0x71
 REQUESTS = frozenset((CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND))
 # Bytes behind the token that must be in before a packet's size is known.
-FIXED_BYTES = {CREATE: 1, SUBSCRIBE: 4, PUBLISH: 8, UNSUBSCRIBE: 4, ROTATE: 5}
+FIXED_BYTES = {CREATE: 1, SUBSCRIBE: 4, PUBLISH: 8, UNSUBSCRIBE: 4, ROTATE: 5, RECORDS: 8}
 ENDS_SPLITTING = frozenset((CREATE, ROTATE, EXTEND))
 
 #  replies:   0             1           5           9
@@ -41,7 +42,7 @@ ENDS_SPLITTING = frozenset((CREATE, ROTATE, EXTEND))
 #  KEY_UPDATE |6           |topic u32  |M u8 |new key M bytes
 #             0             1           2          6         8     9
 #  OK, ERROR  |0x7E, 0x7F  |request u8 |topic u32 |code u16 |L u8 |message L bytes
-MESSAGE, KEY_UPDATE, OK, ERROR = 4, 6, 0x7E, 0x7F
+MESSAGE, MESSAGES, KEY_UPDATE, OK, ERROR = 4, 0x72, 6, 0x7E, 0x7F
 MESSAGE_HEAD = struct.Struct(">BII")
 RESULT_HEAD = struct.Struct(">BBIHB")
 
@@ -60,13 +61,13 @@ def _u32(view: memoryview, at: int) -> int:
     return int.from_bytes(view[at : at + 4], "big")
 
 
-def _request(view: memoryview, pos: int, payload_max: int) -> tuple[int, int]:
+def _request(view: memoryview, pos: int, payload_max: int, extended: bool) -> tuple[int, int]:
     """(end, fatal) of the request at pos; end 0: not whole yet. Type and payload length are judged when they are in."""
     left = len(view) - pos
     if not left:
         return 0, 0
     kind = view[pos]
-    if kind not in REQUESTS:
+    if kind not in REQUESTS and not (kind == RECORDS and extended):
         return 0, BAD_TYPE
     if left < 2:
         return 0, 0
@@ -79,7 +80,7 @@ def _request(view: memoryview, pos: int, payload_max: int) -> tuple[int, int]:
         size += view[pos + size - 1] + 1
     elif kind == ROTATE:
         size += view[pos + size - 1]
-    elif kind == PUBLISH:
+    elif kind in (PUBLISH, RECORDS):
         length = _u32(view, pos + size - 4)
         if length > payload_max:
             return 0, LONG_PAYLOAD
@@ -177,6 +178,8 @@ class Splitter:
         self.flush()
         if kind == CREATE:
             self.items.append((kind, jwt, bytes(view[at + 1 : end - 1]), view[end - 1]))
+        elif kind == RECORDS:
+            self.items.append((kind, jwt, _u32(view, at), bytes(view[at + 8 : end])))
         elif kind == ROTATE:
             self.items.append((kind, jwt, _u32(view, at), bytes(view[at + 5 : end])))
         else:
@@ -195,7 +198,7 @@ def fast_split(
     splitter = Splitter(tokens, topics, now, same)
     pos, unknown = start, None
     while True:
-        end, fatal = _request(view, pos, payload_max)
+        end, fatal = _request(view, pos, payload_max, splitter.same is not None)
         if not end:
             break
         kind, at = view[pos], pos + 2 + view[pos + 1]
@@ -260,12 +263,12 @@ def _reply(view: memoryview, pos: int, payload_max: int) -> tuple[int, int]:
     if not left:
         return 0, 0
     kind = view[pos]
-    if kind not in (MESSAGE, KEY_UPDATE, OK, ERROR):
+    if kind not in (MESSAGE, MESSAGES, KEY_UPDATE, OK, ERROR):
         return 0, BAD_TYPE
-    size = 6 if kind == KEY_UPDATE else MESSAGE_HEAD.size if kind == MESSAGE else RESULT_HEAD.size
+    size = 6 if kind == KEY_UPDATE else MESSAGE_HEAD.size if kind in (MESSAGE, MESSAGES) else RESULT_HEAD.size
     if left < size:
         return 0, 0
-    if kind == MESSAGE:
+    if kind in (MESSAGE, MESSAGES):
         length = _u32(view, pos + 5)
         if length > payload_max:
             return 0, LONG_PAYLOAD
@@ -294,6 +297,8 @@ def fast_received(data: Buffer, start: int, payload_max: int) -> tuple[list[Item
                 last[2].append(value)
             else:
                 items.append((MESSAGE, topic_id, [value]))
+        elif kind == MESSAGES:
+            items.append((MESSAGES, _u32(view, pos + 1), bytes(view[pos + MESSAGE_HEAD.size : end])))
         elif kind == KEY_UPDATE:
             items.append((KEY_UPDATE, _u32(view, pos + 1), bytes(view[pos + 6 : end])))
         else:

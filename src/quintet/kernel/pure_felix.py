@@ -35,6 +35,7 @@ MAX_FRAME_CEILING_BYTES = 32 * 1024 * 1024
 #  0x0100  the same key, and 0x0040 is free for packing; on 0x0004 and 0x0024 each value is |key size + 1, or 0 u32 |key |length u32 |value
 BATCH, EVENTS_OF, EVENTS, ACKED, ACK, OFFSETS, PACKED = 0x0001, 0x0002, 0x0004, 0x0008, 0x0010, 0x0020, 0x0040
 KEYED = 0x0100
+RECORDS = 0x0400
 MAX_FLAGS = 0xFFFF
 ACKED_HEAD = struct.Struct(">QB")
 ACK_HEAD = struct.Struct(">BQH")
@@ -258,7 +259,9 @@ class Splitter:
             self.items.append((MALFORMED_ITEM, *got))
         elif meant == 0:
             self.items.append((JSON_ITEM, bytes(view[at:end])))
-        elif kind in (BATCH | PACKED, BATCH | ACKED | PACKED):
+        elif kind in (BATCH | PACKED, BATCH | ACKED | PACKED) or (
+            meant & RECORDS and meant & ~(RECORDS | PACKED) in (BATCH, BATCH | ACKED)
+        ):  # a record set, packed or not, is taken apart by Python
             self.items.append((PACKED_ITEM, meant, bytes(view[at:end])))
         else:  # whatever else a bit stands for, the request_id of an acknowledged batch comes first
             acked = flags & (BATCH | ACKED) == BATCH | ACKED
@@ -491,7 +494,7 @@ def _received(flags: int, view: memoryview, at: int, end: int) -> Item | int:
     """The item of a server's frame, or what is fatal about it."""
     if flags == 0:
         return (0, bytes(view[at:end]))
-    if flags & ~(OFFSETS | KEYED) == EVENTS | PACKED:
+    if flags & ~(OFFSETS | KEYED) == EVENTS | PACKED or flags & ~PACKED == EVENTS | RECORDS:
         return (PACKED, flags, bytes(view[at:end]))
     if flags == ACK:
         if end - at < ACK_HEAD.size:

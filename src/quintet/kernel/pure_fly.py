@@ -183,6 +183,8 @@ class Collector:
             raise ValueError("a topic has 0 (refused) to 2**31 - 1 partitions")
         if count == 0:
             return AUTO, 0
+        if got.partition == AUTO and count == 1 and (got.key or not got.producer_id):
+            return 0, got.producer_id
         if got.partition != AUTO or not got.key:
             return got.partition, got.producer_id
         return fnv1a(got.key) % count, got.producer_id

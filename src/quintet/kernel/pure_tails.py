@@ -1,6 +1,6 @@
 """The newest part of partitions that are kept in memory, in pure Python: the specification of the native twin (`tails.rs`).
 
-A door appends to any number of topics in one call (`blip_append`), one call at the end of the turn gives everything its offset
+A door appends to any number of topics in one call (`blip_append`, `fast_append`, `fly_append`), one call at the end of the turn gives everything its offset
 and makes it visible (`Tails.seal`). No I/O, no clock. `_native.pyi` says what each method promises.
 
     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
@@ -16,14 +16,20 @@ from typing import Generic, NamedTuple, TypeVar
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import head_of, locate, merge, place
 from quintet.kernel.pure_blip import PUBLISH, blip_split
+from quintet.kernel.pure_fast import fast_split
+from quintet.kernel.pure_fly import fly_produced, fly_split
 
 MERGE_INPUT_BYTES_MAX = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
 MERGE_OUTPUT_BYTES_MAX = 1024 * 1024
 IN_ORDER_US = 60_000_000  # as in model/clocks.py: a clock that was set back by more is believed
-PING = 7
+PING, PONG = 7, 8
+PONG_BYTES = 9
+FAST_PUBLISH, FAST_OK = 3, 0x7E
 
 _SPARSE = 64
 _KIND = struct.Struct("<12xHH32xQ")  # flags, columns, producer_id
+_FRAME = struct.Struct(">IBQ")
+_OK = struct.Struct(">BBIHB")
 _SPAN = struct.Struct("<28xI")
 _MAX_TIMESTAMP = struct.Struct("<40xq")
 
@@ -51,7 +57,7 @@ class _Kept(Generic[View]):
 
 class _Tail(Generic[View]):
     __slots__ = (
-        "bytes", "bytes_max", "end", "in_order", "kept", "last_time", "pending", "start", "topic", "visible", "watched",
+        "bytes", "bytes_max", "end", "in_order", "kept", "last_time", "pending", "start", "told_time", "topic", "visible", "watched",
     )  # fmt: skip
 
     def __init__(self, bytes_max: int) -> None:
@@ -61,6 +67,7 @@ class _Tail(Generic[View]):
         self.bytes = 0
         self.bytes_max = bytes_max
         self.last_time = 0
+        self.told_time: int | None = None  # of this turn's records: somebody was told already
         self.watched = False
         self.in_order = False  # has its one place in `_order`
         self.topic: _Topic | None = None
@@ -119,7 +126,7 @@ class Tails(Generic[View]):
         self.bytes -= tail.bytes
         if tail.kept:
             self._doomed.append(tail.kept)
-        tail.kept, tail.pending, tail.bytes, tail.topic = deque(), [], 0, None
+        tail.kept, tail.pending, tail.bytes, tail.topic, tail.told_time = deque(), [], 0, None, None
         self._free.append(slot)
 
     def add_topic(self, slots: list[int]) -> int:
@@ -171,14 +178,39 @@ class Tails(Generic[View]):
 
     def publish(self, handle: int, batch: bytearray, count: int) -> bool:
         """Append to the next partition of a topic that is open. False: Python decides."""
-        topic = self._topic(handle)
-        if topic is None or not topic.open:
+        if not self.takes(handle, -1):
             return False
+        self.append(self._next_slot(handle, count), batch, False)
+        return True
+
+    def takes(self, handle: int, partition: int) -> bool:
+        """Is this handle current and open, and does its topic have this partition (-1: the next in turn)?"""
+        topic = self._topic(handle)
+        return topic is not None and topic.open and -1 <= partition < len(topic.slots)
+
+    def publish_at(self, handle: int, partition: int, batch: bytearray, count: int, now: int) -> int:
+        """Append what `takes` said yes to, and give it the offset and the time it will have; returns its partition."""
+        topic = self._topic(handle)
+        assert topic is not None
+        if partition < 0:
+            partition, slot = topic.next, self._next_slot(handle, count)
+        else:
+            topic.published += count
+            slot = topic.slots[partition]
+        base = self.append(slot, batch, False)
+        tail = self._tails[slot]
+        if tail.told_time is None:
+            tail.told_time = _following(now, tail.last_time)
+        place(batch, base, tail.told_time)
+        return partition
+
+    def _next_slot(self, handle: int, count: int) -> int:
+        topic = self._topic(handle)
+        assert topic is not None
         topic.published += count
         slot = topic.slots[topic.next]
         topic.next = topic.next + 1 if topic.next + 1 < len(topic.slots) else 0
-        self.append(slot, batch, False)
-        return True
+        return slot
 
     @property
     def dirty(self) -> bool:
@@ -199,9 +231,8 @@ class Tails(Generic[View]):
         tail = self._tails[slot]
         pending, tail.pending = tail.pending, []
         self._counts[0] += len(pending)
-        if now < tail.last_time <= now + IN_ORDER_US:
-            now = tail.last_time
-        tail.last_time = now
+        now = _following(now, tail.last_time) if tail.told_time is None else tail.told_time
+        tail.last_time, tail.told_time = now, None
         for group in _groups(pending):
             batch = _merged(group, now)
             if batch is None:
@@ -309,6 +340,11 @@ class Tails(Generic[View]):
         return appends, batches, size, dropped
 
 
+def _following(now: int, last: int) -> int:
+    """A clock that was set back a little does not take the time back with it."""
+    return last if now < last <= now + IN_ORDER_US else now
+
+
 def _base_of(kept: _Kept[View]) -> int:
     return kept.base
 
@@ -342,11 +378,11 @@ def _merged(group: list[_Pending], now: int) -> bytearray | None:
 
 class Routes(Generic[Target]):
     def __init__(self) -> None:
-        self._by_name: dict[bytes, tuple[int, Target]] = {}
+        self._by_name: dict[bytes, tuple[int, Target, bool]] = {}
         self.find = self._by_name.get
 
-    def add(self, name: bytes, handle: int, topic: Target) -> None:
-        self._by_name[name] = (handle, topic)
+    def add(self, name: bytes, handle: int, topic: Target, keeps: bool) -> None:
+        self._by_name[name] = (handle, topic, keeps)
 
     def clear(self) -> None:
         self._by_name.clear()
@@ -361,8 +397,9 @@ def blip_append(
     max_frame: int,
     origin: bytes,
     now: int,
-) -> tuple[list[tuple[int, ...] | tuple[object, ...]], int, int, Target | None]:
+) -> tuple[bytes, list[tuple[int, ...] | tuple[object, ...]], int, int, Target | None]:
     items, end, fatal = blip_split(data, start, version, max_frame, origin, now)
+    pongs = b""
     left: list[tuple[int, ...] | tuple[object, ...]] = []
     last: Target | None = None
     direct = True
@@ -370,11 +407,77 @@ def blip_append(
         if direct and item[0] == PUBLISH:
             _, qos, name, batch, ids = item
             assert isinstance(name, bytes) and isinstance(batch, bytearray) and isinstance(ids, bytes)
-            known = routes.find(name) if qos == 0 else None
-            if known is not None and tails.publish(known[0], batch, len(ids) >> 3):
+            known = routes.find(name)
+            if known is not None and (qos == 0 or known[2]) and tails.publish(known[0], batch, len(ids) >> 3):
                 last = known[1]
                 continue
-        if item[0] != PING:
-            direct = False  # what comes behind it must not overtake it
+        if direct and item[0] == PING:
+            pongs += _FRAME.pack(PONG_BYTES, PONG, item[1])
+            continue
+        direct = False  # what comes behind it must not overtake it
         left.append(item)
-    return left, end, fatal, last
+    return pongs, left, end, fatal, last
+
+
+def fast_append(
+    tails: Tails[View],
+    routes: Routes[Target],
+    data: Buffer,
+    start: int,
+    payload_max: int,
+    tokens: dict[bytes, bytes | None],
+    topics: dict[int, tuple[int, int]],
+    now: int,
+    same: bytes | None,
+    answered: bool,
+) -> tuple[bytes, list[tuple[object, ...]], int, int, bytes | None, bytes | None, Target | None]:
+    items, end, fatal, unknown, same = fast_split(data, start, payload_max, tokens, topics, now, same)
+    answers = b""
+    last: Target | None = None
+    done = 0
+    for item in items:
+        if item[0] != FAST_PUBLISH or item[3] is None:
+            break
+        _, jwt, topic, batch, count = item
+        assert (
+            isinstance(jwt, bytes)
+            and isinstance(topic, int)
+            and isinstance(batch, bytearray)
+            and isinstance(count, int)
+        )
+        route = routes.find(topic.to_bytes(4, "big") + jwt)
+        if route is None or not tails.publish(route[0], batch, count):
+            break
+        answers += _OK.pack(FAST_OK, FAST_PUBLISH, topic, 0, 0) * (count if answered else 0)
+        last = route[1]
+        done += 1
+    return answers, items[done:], end, fatal, unknown, same, last
+
+
+def fly_append(
+    tails: Tails[View],
+    routes: Routes[Target],
+    data: Buffer,
+    start: int,
+    max_frame: int,
+    counts: dict[bytes, int],
+    origin: bytes,
+    now: int,
+    flags: int,
+) -> tuple[bytes, list[tuple[object, ...]], int, int, bytes | None, Target | None]:
+    items, end, fatal, unknown = fly_split(data, start, max_frame, counts, origin, now)
+    if not items or not isinstance(items[0][1], list):
+        return b"", items, end, fatal, unknown, None
+    _, groups, order = items[0]
+    assert isinstance(groups, list) and isinstance(order, bytes)
+    found = [routes.find(topic) for topic, *_ in groups]
+    known = [route for route in found if route is not None and route[2]]
+    if len(known) < len(groups) or not all(
+        tails.takes(route[0], partition) and not _KIND.unpack_from(batch)[2]
+        for route, (_, partition, batch, _) in zip(known, groups, strict=True)
+    ):
+        return b"", items, end, fatal, unknown, None
+    placed = []
+    for route, (topic, partition, batch, count) in zip(known, groups, strict=True):
+        placed.append((topic, tails.publish_at(route[0], partition, batch, count, now), batch, b""))
+    return fly_produced(placed, order, flags), items[1:], end, fatal, unknown, known[-1][1]
