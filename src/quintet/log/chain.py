@@ -20,6 +20,7 @@ from blake3 import blake3
 from quintet import kernel
 from quintet.log.anchors import Anchored, AnchorsBroken, KeyMissing
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     REASONS,
@@ -341,6 +342,7 @@ def verify_partition(
 ) -> PartitionVerdict:
     """Follow one partition. heads: what anchors claim; start: below it offsets were removed on purpose. CannotCheck."""
     verdict = PartitionVerdict(topic_id, partition)
+    disk = with_packs(disk)
     follower = _Follower(disk, directory, verdict, keys, heads)
     bases = segment_bases(disk, directory)
     verdict.start = bases[0] if bases else 0
@@ -371,6 +373,7 @@ def verify_segment(
     """Follow one file, with the heads that anchors claim in it. Whether it continues the file before it is for who knows both
     (pieces.py). FileNotFoundError, CannotCheck."""
     found = SegmentVerdict(PartitionVerdict(topic_id, partition, start=base), b"", b"")
+    disk = with_packs(disk)
     follower = _Follower(disk, directory, found.followed, keys, heads)
     path = f"{directory}/{segment_name(base)}"
     try:
@@ -390,6 +393,11 @@ def verify_segment(
     return found
 
 
+def partition_count(disk: Disk, directory: str) -> int:
+    """How many partitions a data directory has: what `verify_directory` goes through."""
+    return sum(1 for _ in partitions(disk, directory))
+
+
 def verify_directory(
     disk: Disk,
     directory: str,
@@ -401,6 +409,7 @@ def verify_directory(
     """Follow all partitions of a data directory. `read_anchors` is called again before a break is believed: a running broker
     may have removed files on purpose meanwhile. head: SEQ:HASH of an anchor that somebody kept elsewhere."""
     verdict = Verdict()
+    disk = with_packs(disk)
     try:
         verdict.anchors = anchored = read_anchors()
         _check_head(anchored, head)

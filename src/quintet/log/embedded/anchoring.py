@@ -40,7 +40,7 @@ class Anchoring:
         self._bytes_max = file_bytes_max
         self._seq, self._prev = -1, ""
         self._position = 0
-        self._heads: dict[tuple[int, int], tuple[int, str]] = {}  # the last one of each chain
+        self._heads: dict[tuple[int, int], bytes] = {}  # the last one of each chain, packed: there may be 100,000
         self._starts: dict[tuple[int, int], int] = {}
         self._notes: Gone = []
         self._then: list[Then] = []
@@ -68,7 +68,7 @@ class Anchoring:
             raise DataDirError(f"{self._path}: cannot be used for anchors: {error.strerror or error}") from error
         self._seq, self._prev = found.seq, found.prev
         self._starts = found.starts
-        self._heads = {place: max(heads) for place, heads in found.heads.items()}
+        self._heads = {place: _pack_head(*max(heads)) for place, heads in found.heads.items()}
         self.deleted = frozenset(found.deleted)
         if found.damaged:
             hint = "they do not count: quintet audit verify"
@@ -76,7 +76,8 @@ class Anchoring:
 
     def known_end(self, topic_id: int, partition: int) -> int:
         """The offset behind all that was anchored of a partition: none below it is given again. 0: nothing was."""
-        return self._heads.get((topic_id, partition), (0, ""))[0]
+        known = self._heads.get((topic_id, partition))
+        return _unpack_head(known)[0] if known is not None else 0
 
     @property
     def topic_ids(self) -> set[int]:
@@ -118,7 +119,8 @@ class Anchoring:
             partition = moved.pop()
             place = (partition.topic_id, partition.number)
             next_offset, link = partition.links.durable
-            known = self._heads.get(place)
+            packed = self._heads.get(place)
+            known = _unpack_head(packed) if packed is not None else None
             if known == (next_offset, link.hex()) or next_offset == 0:
                 continue
             if known is not None and next_offset <= known[0]:
@@ -149,12 +151,13 @@ class Anchoring:
             self._tell()
             return
         self._notes, self._writing, self._written_at = [], True, self._shared.scheduler.monotonic()
-        known_heads, known_starts = self._heads | {head[:2]: head[2:] for head in heads}, self._starts
         rolls = self._position >= self._bytes_max
         line_heads, line_notes = heads, notes
         if rolls:  # the new file says all there is to say, so the one before the last can go
-            line_heads = [(*place, *head) for place, head in known_heads.items()]
-            line_notes = [*((*place, start) for place, start in known_starts.items()), *notes]
+            moved = {head[:2] for head in heads}
+            line_heads = [(*place, *_unpack_head(head)) for place, head in self._heads.items() if place not in moved]
+            line_heads += heads
+            line_notes = [*((*place, start) for place, start in self._starts.items()), *notes]
         key = self._shared.chain.key
         pack = partial(anchors.pack_line, self._seq + 1, now, line_heads, line_notes, self._prev, key, key_name(key))
         work = partial(_roll if rolls else _store, self._shared.disk, self._path, self._position, pack)
@@ -189,7 +192,7 @@ class Anchoring:
 
     def _remember(self, heads: Heads, notes: Gone) -> None:
         for topic_id, partition, next_offset, link in heads:
-            self._heads[topic_id, partition] = (next_offset, link)
+            self._heads[topic_id, partition] = _pack_head(next_offset, link)
         for topic_id, partition, start in notes:
             if partition != ALL_PARTITIONS:
                 self._starts[topic_id, partition] = max(start, self._starts.get((topic_id, partition), 0))
@@ -202,6 +205,14 @@ class Anchoring:
         waiting, self._then = self._then, []
         for call in waiting:
             call()
+
+
+def _pack_head(next_offset: int, link: str) -> bytes:
+    return next_offset.to_bytes(8, "little") + link.encode()
+
+
+def _unpack_head(packed: bytes) -> tuple[int, str]:
+    return int.from_bytes(packed[:8], "little"), packed[8:].decode()
 
 
 def _joined(notes: Gone) -> Gone:

@@ -5,6 +5,7 @@ durable, and renames it over the first of them: at every moment there is one com
 off the loop thread and never touch the active segment.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -31,6 +32,7 @@ from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.log.embedded.recovery.directories import segment_bases
 from quintet.model.batch import RecordBatch, Row, set_span
+from quintet.model.errors import StorageError
 
 AGING_JOBS_MAX: Final = 2  # of four disk threads: appends do not wait behind thousands of idle partitions
 ROLLS_PER_RETENTION: Final = 4  # a segment takes records for this share of their age: none stays much longer than that
@@ -142,12 +144,39 @@ def _retain(
             break
         size -= segment.end
         doomed.append(segment)
-    if not doomed:
+    if doomed:
+        _remove(shared, partition, doomed)
+    else:
         partition.released()
-        return
+
+
+def purge(shared: Shared, partition: FilePartition, done: Callable[[Exception | None], None]) -> None:
+    """Remove every sealed segment, after an empty one was begun behind the last; done(error) when they are gone for good."""
+    if partition.failure is not None:
+        done(partition.failure)
+    elif partition.start >= partition.visible:
+        done(None)
+    elif (
+        partition.working
+        or (partition.segments[-1].end > HEADER_BYTES and not partition.begin_empty())
+        or partition.segments[-1].end > HEADER_BYTES
+    ):
+        partition.when_idle(partial(purge, shared, partition, done))
+    else:
+        partition.working = True
+        partition.cache.clear()
+        _remove(shared, partition, partition.segments[:-1], done)
+
+
+def _remove(
+    shared: Shared,
+    partition: FilePartition,
+    doomed: list[Segment],
+    done: Callable[[Exception | None], None] | None = None,
+) -> None:
     del partition.segments[: len(doomed)]  # from here on nobody is told of them, whatever is still on disk
     work = partial(_unlink, shared.disk, doomed)
-    remove = partial(shared.scheduler.offload, work, partial(_unlinked, shared, partition, doomed))
+    remove = partial(shared.scheduler.offload, work, partial(_unlinked, shared, partition, doomed, done))
     if partition.links.room:
         shared.before_removal(partition.topic_id, partition.number, partition.segments[0].base, remove)
     else:
@@ -172,6 +201,7 @@ def _unlinked(
     shared: Shared,
     partition: FilePartition,
     doomed: list[Segment],
+    done: Callable[[Exception | None], None] | None,
     result: tuple[int, OSError | None] | BaseException,
 ) -> None:
     removed, error = (0, result) if isinstance(result, BaseException) else result
@@ -180,6 +210,8 @@ def _unlinked(
     if error is not None:
         shared.report("retention_failed", {"directory": partition.directory, "error": str(error)})
     partition.released()
+    if done is not None:
+        done(None if error is None else StorageError(f"{partition.directory}: cannot be emptied: {error}"))
 
 
 # -- compaction -------------------------------------------------------------------------------------------------------

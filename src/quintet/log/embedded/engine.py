@@ -21,6 +21,8 @@ from quintet.log.embedded import compact
 from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.disk import Disk, replace_file
+from quintet.log.embedded.files.packs import FOLDER as PACKS_FOLDER
+from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import HEADER_BYTES, Damage, Owner
 from quintet.log.embedded.partitions import commit, upkeep
 from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
@@ -34,12 +36,13 @@ from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import DataDirError, StorageError, StorageFull, TableDamaged
+from quintet.model.histogram import Histogram
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
-# What a first start that failed may leave behind beside an empty folder of topics: the next one goes on with it.
+# What a first start that failed may leave behind beside empty folders of topics and packs: the next one goes on with it.
 LEFT_OVER: Final = frozenset({"lock", "lost+found", "format.tmp", identity.NAME, f"{identity.NAME}.tmp"})
-FORMAT_VERSION: Final = 3  # since header values may be null (ADR 23); 2: chained segments
+FORMAT_VERSION: Final = 4  # since small partitions share files (ADR 31); 3: null header values; 2: chained segments
 ANCHOR_INTERVAL_US: Final = 10_000_000
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
@@ -53,6 +56,8 @@ LOSSES_SHOWN_MAX: Final = 3  # ranges named by a start that is refused
 
 class EmbeddedLog:
     """One data directory, one process. `recover` first; then open_topic for every topic there is."""
+
+    partition_type: type[FilePartition] = FilePartition  # what a topic in files is made of
 
     def __init__(
         self,
@@ -72,10 +77,12 @@ class EmbeddedLog:
         chain_key: bytes = b"",
         anchor_file: str = "",
         anchor_us: int = ANCHOR_INTERVAL_US,
+        packs: bool = True,
     ) -> None:
-        """disk_floor_bytes: None for the default. chain_key: 32 bytes, or none. anchor_file: where the heads of the chains are anchored; empty: nowhere."""
+        """packs: small partitions begin in shared files (ADR 31). disk_floor_bytes: None for the default. chain_key: 32 bytes, or none. anchor_file: where the heads of the chains are anchored; empty: nowhere."""
         self._directory = str(directory)
-        self._disk = disk
+        self._disk = disk = with_packs(disk, writes=True)
+        self._packs = packs
         self._scheduler = scheduler
         self._report = report
         self._shared = Shared(disk, scheduler, report)
@@ -107,6 +114,8 @@ class EmbeddedLog:
         self._closed: Callable[[], None] | None = None
         self._lock = -1
         self._durable = False  # was everything there made durable at the start?
+        self._folders: set[int] = set()  # topics with a directory of their own when the log was opened
+        self._found_last = 0  # the highest number of a topic in any file then
         self._checkpoint_owed = self._writing_checkpoint = self._writing_quarantine = self._closing = False
         self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
@@ -123,8 +132,8 @@ class EmbeddedLog:
                 disk.mkdir(directory)
                 disk.fsync_dir(os.path.dirname(directory) or ".")
             names = disk.listdir(directory)
-            empty = "topics" in names and not disk.listdir(f"{directory}/topics")
-            if "format" not in names and set(names) - LEFT_OVER - ({"topics"} if empty else set()):
+            empty = {name for name in ("topics", PACKS_FOLDER) if not disk.listdir(f"{directory}/{name}")}
+            if "format" not in names and set(names) - LEFT_OVER - empty:
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
             written = self._check_format(disk.read_file(f"{directory}/format"))
             identity.read(disk, directory)  # what is damaged is said before anything is touched
@@ -135,7 +144,7 @@ class EmbeddedLog:
                 replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
             self.identity = identity.read(disk, directory) or identity.make(disk, directory)
             self.stages.log = self.identity
-            if disk.mkdir(f"{directory}/topics"):
+            if disk.mkdir(f"{directory}/topics") | disk.mkdir(f"{directory}/{PACKS_FOLDER}"):
                 disk.fsync_dir(directory)
             self._checkpoint = checkpoint.load(disk, directory)
             self._make_durable(any(name in journal.NAMES for name in names))
@@ -170,9 +179,14 @@ class EmbeddedLog:
 
         if journaled:
             replayed, files = journal.replay(disk, directory, self._checkpoint.marks, told)
+        self._folders = {int(name) for name in disk.below.listdir(f"{directory}/topics") if name.isdecimal()}
         self._durable = not self._checkpoint.clean and self._has_many_partitions() and disk.sync_all(directory)
+        if not self._durable and (journaled or not self._checkpoint.clean):
+            disk.sync_packs(directory)
         if journaled:
             journal.finish_replay(disk, directory, [] if self._durable else files, damaged)
+        disk.remove_empty(directory)
+        self._found_last = max(self.topic_ids(), default=0)
         self.damaged_journals = [name for name in disk.listdir(directory) if name.endswith(journal.DAMAGED)]
         if replayed:
             self._report("journal_replayed", {"entries": replayed})
@@ -181,8 +195,8 @@ class EmbeddedLog:
 
     def _has_many_partitions(self) -> bool:
         found = 0
-        for topic_id in self.topic_ids():
-            found += len(self._disk.listdir(f"{self._directory}/topics/{topic_id:08d}"))
+        for topic_id in self._folders:
+            found += len(self._disk.below.listdir(f"{self._directory}/topics/{topic_id:08d}"))
             if found >= self._sync_all_partitions:
                 return True
         return False
@@ -268,6 +282,13 @@ class EmbeddedLog:
         """Numbers of the topics that have files."""
         return [int(name) for name in self._disk.listdir(f"{self._directory}/topics") if name.isdecimal()]
 
+    def disk_space(self) -> tuple[int, int]:
+        """(free, size) in bytes of the file system; zeros if it cannot be asked."""
+        try:
+            return self._disk.free_bytes(self._directory)
+        except OSError:
+            return 0, 0
+
     @property
     def low_on_space(self) -> Exception | None:
         """Why only the broker's own tables may grow now, or None."""
@@ -296,7 +317,7 @@ class EmbeddedLog:
         if opened is None:
             opened = self._topics[spec.id] = []
             self._last_topic_id = max(self._last_topic_id, spec.id)
-            if not self._durable:  # perhaps made by a process that was killed
+            if not self._durable and spec.id in self._folders:  # perhaps made by a process that was killed
                 self._shared.directories.mark_unsynced(f"{self._directory}/topics/{spec.id:08d}")
         for number in range(len(opened), spec.partitions):
             if spec.durability == "memory":
@@ -313,19 +334,27 @@ class EmbeddedLog:
 
     def _open_partition(self, spec: TopicSpec, number: int) -> FilePartition:
         directory = self._path(spec.id, number)
-        mark = self._checkpoint.marks.get((spec.id, number))
+        mark = self._checkpoint.marks.pop((spec.id, number), None)  # it is needed only here, and they may be many
         floor = self._anchors.known_end(spec.id, number) if self._anchors is not None else 0
         owner, strict = Owner(spec.id, number, spec.name), spec.is_strict
         try:
-            opened = recovery.open_partition(
+            found = None
+            if spec.id > self._found_last and mark is None and not floor:
+                found = Opened(packable=True)
+            elif spec.id not in self._folders:
+                found = recovery.open_packed(self._disk, directory, mark, owner, floor)
+            opened = found or recovery.open_partition(
                 self._disk, directory, mark, owner, durable=self._durable, strict=strict, floor=floor
             )
+            opened.packable = self._is_packable(spec) and opened.packable
             if opened.segments and not opened.segments[-1].named:
-                if not self._durable:
+                if (
+                    not self._durable and not opened.segments[-1].packed
+                ):  # packs were synced before: there is no directory
                     self._shared.directories.mark_unsynced(directory)
                     self._shared.directories.sync(directory)
                 opened.segments[-1].named = True
-            partition = FilePartition(self._shared, spec, number, directory, opened)
+            partition = self.partition_type(self._shared, spec, number, directory, opened)
             partition.renew_begun()
         except StorageError:
             raise
@@ -342,11 +371,16 @@ class EmbeddedLog:
             self._shared.heads_moved.add(partition)  # perhaps it was not anchored any more
         return partition
 
+    def _is_packable(self, spec: TopicSpec) -> bool:
+        """May its partitions begin in packs? Not what is compacted, for that makes files anew, and not the broker's own."""
+        return self._packs and not spec.compact and spec.id >= limits.TOPIC_ID_FIRST_USER
+
     def alter_topic(self, spec: TopicSpec) -> None:
         partitions = self._topics[spec.id]
         for number, partition in enumerate(partitions):
             if isinstance(partition, MemoryPartition) and spec.durability != "memory":
-                fresh = FilePartition(self._shared, spec, number, self._path(spec.id, number), Opened())
+                begun = Opened(packable=self._is_packable(spec))
+                fresh = self.partition_type(self._shared, spec, number, self._path(spec.id, number), begun)
                 partition.hand_over(fresh)
                 partitions[number] = fresh
             elif isinstance(partition, FilePartition) and spec.durability == "memory":
@@ -356,6 +390,23 @@ class EmbeddedLog:
                 if isinstance(partition, FilePartition) and spec.durability == "interval":
                     self._shared.upkeep.sync_soon(partition)
         self.open_topic(spec)
+
+    def purge_topic(self, topic_id: int, done: Callable[[Exception | None], None]) -> None:
+        partitions = [self._current(partition) for partition in self._topics[topic_id]]
+        left = len(partitions)
+        first: Exception | None = None
+
+        def one_done(error: Exception | None) -> None:
+            nonlocal left, first
+            left, first = left - 1, first or error
+            if not left:
+                done(first)
+
+        for partition in partitions:
+            if isinstance(partition, MemoryPartition):
+                partition.purge(one_done)
+            elif isinstance(partition, FilePartition):
+                compact.purge(self._shared, partition, one_done)
 
     def delete_topic(self, topic_id: int) -> None:
         partitions = self._topics.pop(topic_id, [])
@@ -388,9 +439,10 @@ class EmbeddedLog:
 
     def _remove_files(self, topic_id: int) -> None:
         disk, topic = self._disk, f"{self._directory}/topics/{topic_id:08d}"
-        if not disk.is_dir(topic):
+        partitions = disk.listdir(topic)
+        if not partitions and not disk.is_dir(topic):
             return
-        for partition in disk.listdir(topic):
+        for partition in partitions:
             for name in disk.listdir(f"{topic}/{partition}"):
                 disk.unlink(f"{topic}/{partition}/{name}")
             disk.rmdir(f"{topic}/{partition}")
@@ -417,8 +469,14 @@ class EmbeddedLog:
         """SEQ:HASH of the last anchor, to be kept elsewhere; empty if there is none."""
         return self._anchors.head if self._anchors is not None else ""
 
+    @property
+    def durable(self) -> Histogram:
+        """How long appends took to become durable."""
+        return self._shared.durable
+
     def stats(self) -> dict[str, int]:
         """Counters since the start, and gauges: plain numbers for the metrics endpoint."""
+        self._memory.count()
         found = dict(self._shared.stats)
         found["journal_records"] = self._shared.committer.records
         found["cache_bytes"] = self._shared.cache_bytes
@@ -434,6 +492,7 @@ class EmbeddedLog:
         monotonic = self._scheduler.monotonic()
         if monotonic - self._last_retention >= RETENTION_INTERVAL_US:
             self._last_retention = monotonic
+            self._disk.close_packs()
             if self._is_ours():
                 self._look_at_the_disk()
             if not self._retaining:
@@ -579,6 +638,7 @@ class EmbeddedLog:
         self._write_checkpoint(clean=True, then=partial(self._shared.committer.close, self._release))
 
     def _release(self) -> None:
+        self._disk.close_packs()
         self._disk.close(self._lock)
         self._lock = -1
         assert self._closed is not None

@@ -10,6 +10,7 @@ from typing import Final
 
 from quintet import kernel
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import HEADER_BYTES, Entry, parse_header, segment_name
 from quintet.log.embedded.recovery.directories import segment_bases
 from quintet.model import limits
@@ -27,7 +28,7 @@ class Follower:
 
     def __init__(self, disk: Disk, directory: str, read_bytes: int = READ_BYTES) -> None:
         self.directory = directory
-        self._disk = disk
+        self._disk = with_packs(disk)
         self._read_bytes = read_bytes  # at a time; one batch that is longer is read whole
         self._base = -1  # of the segment; -1: none yet
         self._seed = 0

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from quintet.log.embedded import stages
 from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     REASONS,
@@ -72,6 +73,8 @@ def verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
 class _Healed:
     """A disk on which the journal was replayed, without writing: what reading calls need, the rest as it was."""
 
+    sees_packs: Final = True
+
     def __init__(self, disk: Disk, patches: dict[str, list[tuple[int, bytes]]]) -> None:
         self._disk = disk
         self._patches = patches
@@ -81,17 +84,32 @@ class _Healed:
         return getattr(self._disk, name)
 
     def open(self, path: str) -> int:
-        handle = self._disk.open(path)
-        self._opened[handle] = self._patches.get(path, [])
+        patches = self._patches.get(path, [])
+        try:
+            handle = self._disk.open(path)
+        except FileNotFoundError:
+            if not patches:
+                raise
+            handle = min([0, *self._opened]) - 1  # a packed segment that only the journal has
+        self._opened[handle] = patches
         return handle
+
+    def close(self, handle: int) -> None:
+        del self._opened[handle]
+        if handle >= 0:
+            self._disk.close(handle)
+
+    def listdir(self, path: str) -> list[str]:
+        inside = {found[len(path) + 1 :].split("/")[0] for found in self._patches if found.startswith(f"{path}/")}
+        return sorted({*self._disk.listdir(path), *inside})
 
     def size(self, handle: int) -> int:
         ends = [position + len(data) for position, data in self._opened[handle]]
-        return max([self._disk.size(handle), *ends])
+        return max([self._disk.size(handle) if handle >= 0 else 0, *ends])
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         patches = self._opened[handle]
-        data = self._disk.pread(handle, size, position)
+        data = self._disk.pread(handle, size, position) if handle >= 0 else b""
         if not patches:
             return data
         mended = bytearray(data)
@@ -111,14 +129,19 @@ def healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
         what = "the header of the journal does not check out" if kind == "journal_rejected" else str(fields["what"])
         findings.append(Finding(str(fields["file"]), place, 0, what, True))
 
+    disk = with_packs(disk)
     patches: dict[str, list[tuple[int, bytes]]] = {}
     found = journal.load(disk, directory, told)
     for path, group in journal.waiting(disk, directory, checkpoint.load(disk, directory).marks, found).items():
-        handle = disk.open(path)
+        try:
+            handle = disk.open(path)
+        except FileNotFoundError:
+            handle = -1
         try:
             for entry in group:
                 try:
-                    position, data = journal.lacking(disk, handle, entry)
+                    whole = handle < 0
+                    position, data = (entry.position, entry.data) if whole else journal.lacking(disk, handle, entry)
                 except ValueError as error:
                     findings.append(Finding(path, entry.position, len(entry.data), f"journal: {error}", True))
                     continue
@@ -127,7 +150,8 @@ def healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
                     what = "in the journal only; the next start puts it back"
                     findings.append(Finding(path, position, len(data), what, False))
         finally:
-            disk.close(handle)
+            if handle >= 0:
+                disk.close(handle)
     return cast(Disk, _Healed(disk, patches)) if patches else disk
 
 

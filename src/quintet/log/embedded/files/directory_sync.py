@@ -38,10 +38,14 @@ class DirectorySync:
         """Make the names in a partition's directory durable, and its own and its topic's. Raises OSError."""
         topic = os.path.dirname(directory)
         for path in (os.path.dirname(topic), topic, directory):
-            with self._lock:
-                if path in self._unsynced:
-                    self._disk.fsync_dir(path)
-                    self._unsynced.discard(path)
+            self.sync_one(path)
+
+    def sync_one(self, path: str) -> None:
+        """Make the names in this very directory durable. Raises OSError."""
+        with self._lock:
+            if path in self._unsynced:
+                self._disk.fsync_dir(path)
+                self._unsynced.discard(path)
 
     def forget(self, topic: str) -> None:
         """The directory of a topic is gone, with all that was in it."""

@@ -32,8 +32,25 @@ class NotOpened(OSError):
     and it may be tried again."""
 
 
+class SyncFailed(Exception):
+    """A sync failed: whatever the errno says, it is not curable."""
+
+
+class PlaceFailed(OSError):
+    """One of the unsynced places of a DurableWrite could not be written: nothing of the rest was."""
+
+    def __init__(self, code: int, number: int) -> None:
+        super().__init__(code, os.strerror(code))
+        self.number = number
+
+
+Place = tuple[int, Sequence[Buffer], int]  # handle, buffers, position
+
+
 class Disk(Protocol):
     """Blocking calls with the meaning of POSIX. A handle is a small integer. Paths are absolute strings."""
+
+    native: bool  # its handles are those of the operating system, and others may make calls with them
 
     def open(self, path: str, *, create: bool = False, write: bool = False) -> int:
         """Open; with create the file must not be there yet."""
@@ -114,6 +131,56 @@ class Disk(Protocol):
         """Is the file of this lock still there under its name?"""
 
 
+class DurableWrite:
+    """Buffers written one behind the other to one place of a file, and synced; and places of other files written before, which are
+    not synced. Calls of the disk one after the other, or what the scheduler has for it (model/scheduler.Write). Nobody may change
+    the buffers until it is done."""
+
+    __slots__ = ("_disk", "_handle", "before", "buffers", "position", "size", "waiters")
+
+    def __init__(
+        self,
+        disk: Disk,
+        handle: int,
+        buffers: Sequence[Buffer],
+        position: int,
+        size: int,
+        waiters: int,
+        before: Sequence[Place] = (),
+    ) -> None:
+        """size: of everything that is written."""
+        self._disk = disk
+        self._handle = handle
+        self.before = before
+        self.buffers = buffers
+        self.position = position
+        self.size = size
+        self.waiters = waiters
+
+    @property
+    def handle(self) -> int:
+        return self._handle if self._disk.native else -1
+
+    def __call__(self) -> None:
+        """Raises PlaceFailed or OSError if a write failed, SyncFailed if the sync did."""
+        for number, (handle, buffers, position) in enumerate(self.before):
+            try:
+                self._disk.pwritev(handle, buffers, position)
+            except OSError as error:
+                raise PlaceFailed(error.errno or errno.EIO, number) from error
+        self._disk.pwritev(self._handle, self.buffers, self.position)
+        try:
+            self._disk.fdatasync(self._handle)
+        except OSError as error:
+            raise SyncFailed(str(error)) from error
+
+    def failure(self, step: int, code: int) -> Exception:
+        if 0 <= step < len(self.before):
+            return PlaceFailed(code, step)
+        error = OSError(code, os.strerror(code))
+        return SyncFailed(str(error)) if step > len(self.before) else error
+
+
 def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
     """Atomically and durably put data into directory/name: temporary file, fsync, rename, fsync of the directory."""
     temporary = f"{directory}/{name}.tmp"
@@ -141,6 +208,8 @@ def _syncfs_tells() -> bool:
 
 class OsDisk:
     """The real thing. Files are 0600 and directories 0700: messages are nobody else's business."""
+
+    native = True
 
     def __init__(self) -> None:
         self._locks: dict[int, str] = {}  # locks taken, and their paths

@@ -70,15 +70,28 @@ def read(disk: Disk, buffers: ReadBuffers, views: list[View], offset: int, max_b
             handle = disk.open(view.segment.path)
         except FileNotFoundError:
             continue
+        damages = len(found.damages)
         try:
             max_bytes = _read_segment(disk, buffers, handle, view, offset, max_bytes, found)
         finally:
             disk.close(handle)
+        if len(found.damages) > damages and view.segment.packed and not _is_there(disk, view.segment.path):
+            del found.damages[
+                damages:
+            ]  # retention took it amid this: unlike a file that is open, its room is cleared at once
         if found.batches:  # a crash within compaction can leave a file whose content the one before has too
             offset = max(offset, found.batches[-1].next_offset)
         if max_bytes <= 0:
             break
     return found
+
+
+def _is_there(disk: Disk, path: str) -> bool:
+    try:
+        disk.close(disk.open(path))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read_warm(disk: Disk, buffers: ReadBuffers, view: View, offset: int, max_bytes: int) -> list[RecordBatch]:

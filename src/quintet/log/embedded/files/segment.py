@@ -273,11 +273,12 @@ class Segment:
     """What the loop thread knows about one file. `end` and `next_offset` cover what is committed."""
 
     __slots__ = (
-        "allocated", "base", "begun", "chain", "compacted", "created", "directory", "end", "handle", "index",
-        "max_timestamp", "named", "next_offset", "seed",
+        "allocated", "base", "begun", "chain", "compacted", "created", "directory", "end", "handle", "index", "journaled",
+        "max_timestamp", "named", "next_offset", "packed", "seed",
     )  # fmt: skip
 
-    def __init__(self, directory: str, base: int, seed: int) -> None:
+    def __init__(self, directory: str, base: int, seed: int, opened: bool = False) -> None:
+        """opened: there is one, and its index is not known yet."""
         self.directory = directory
         self.base = base
         self.begun = 0  # when the file was made: no record in it is older; 0: unknown
@@ -286,12 +287,14 @@ class Segment:
         self.end = HEADER_BYTES
         self.next_offset = base
         self.allocated = HEADER_BYTES  # zero-filled and durable up to here
-        self.index: Index | None = Index()
+        self.index: Index | None = None if opened else Index()
         self.handle = -1  # open for writing, or -1
         self.created = False  # the file is there
         self.named = False  # and a power cut does not take its name: DirectorySync.sync was called
         self.max_timestamp = -1  # unknown
         self.compacted = False
+        self.packed = False  # in a pack, with others: it does not grow beyond its room (packs.py)
+        self.journaled = False  # the journal has its beginning: a replay makes it anew
 
     @property
     def path(self) -> str:
@@ -459,12 +462,20 @@ def all_zero(data: bytes) -> bool:
 
 
 def begin_again(disk: Disk, segment: Segment, header: Header) -> None:
-    """Put a file with another header in the place of one that holds nothing yet."""
-    replace_file(disk, segment.directory, segment_name(segment.base), pack_header(header))
-    segment.chain, segment.allocated = header.chain, HEADER_BYTES
+    """Put another header in the place of one behind which there is nothing yet."""
+    if segment.packed:  # one sector: there is the old one or the new one
+        handle = disk.open(segment.path, write=True)
+        disk.pwritev(handle, [pack_header(header)], 0)
+        disk.fdatasync(handle)
+    else:
+        replace_file(disk, segment.directory, segment_name(segment.base), pack_header(header))
+        segment.allocated = HEADER_BYTES
+    segment.chain = header.chain
 
 
 def write_index(disk: Disk, segment: Segment, index: Index, end: int, next_offset: int) -> None:
+    if segment.packed:  # made again in less time than a file takes
+        return
     data = pack_index(index, segment.seed, end, next_offset)
     replace_file(disk, segment.directory, index_name(segment.base), data)
 

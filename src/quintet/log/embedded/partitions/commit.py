@@ -1,9 +1,9 @@
 """Chooses how the batches staged in a turn become durable: segment by segment, or together by the journal.
 
-A few partitions: each writes and syncs its own segment in a disk thread (the direct way). Many: their chunks are written to
-their segments at once, without a sync, and made durable together by one record in the journal; the segments are synced
-later, in the background, before the journal file is used again. While a record is under way what is staged meanwhile
-gathers for the next one.
+A few partitions: each writes and syncs its own segment (the direct way). Many: one job writes their chunks to their segments,
+without a sync, and then one record in the journal, which makes them durable together; the segments are synced later, in
+the background, before the journal file is used again. While a record is under way what is staged meanwhile gathers for
+the next one.
 
     a journal file:  absent -> making -> fresh -> active -> retired -> renewing -> fresh ...
                        ^         |                  |          |           |
@@ -19,7 +19,8 @@ from functools import partial
 from itertools import islice
 from typing import Final, Literal
 
-from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.disk import Disk, DurableWrite, Place, PlaceFailed
+from quintet.log.embedded.files.packs import place_of
 from quintet.log.embedded.files.segment import Segment
 from quintet.log.embedded.partitions.roles import Chunk, Committable, SegmentSync
 from quintet.log.embedded.recovery import journal
@@ -128,7 +129,7 @@ class Committer:
             if chunk is None:
                 direct.append(partition)
                 continue
-            size += chunk.size
+            size += chunk.journaled_bytes
             chosen.append((partition, chunk))
             if size >= journal.RECORD_BYTES_MAX - 2 * CHUNK_BYTES_MAX:
                 self._ready = ready[number + 1 :] + self._ready
@@ -154,65 +155,101 @@ class Committer:
         self._clean()
         return fresh
 
-    def _write(self, file: _File, chosen: list[tuple[Committable, Chunk]]) -> None:
+    def _write(self, file: _File, chosen: list[tuple[Committable, Chunk]], here: bool = False) -> None:
+        """Write chunks to their segments and a record of them, synced, all in one job. here: the segments now, each by itself."""
         taken: list[tuple[Committable, Chunk]] = []
         refused: list[Callable[[], None]] = []
         places: list[journal.Place] = []
-        buffers: list[bytearray] = []
-        for partition, chunk in chosen:
-            error = partition.put(chunk)
+        buffers: list[bytearray | bytes] = []
+        before: list[Place] = []
+        waiters = size = 0
+        # Packed segments have no handle of the system: they are written here. `before` and `taken` go together by their order.
+        for partition, chunk in sorted(chosen, key=_is_packed):
+            packed = chunk.segment.packed
+            error = partition.put(chunk, here or packed)
             if error is not None:
                 refused.append(partial(partition.refused, chunk, error))
                 continue
             segment = chunk.segment
-            places.append(
-                (partition.topic_id, partition.number, segment.base, segment.seed, chunk.size, chunk.position)
-            )
+            begun = len(chunk.header)  # the journal has the header, too: a power cut may take all of the segment
+            length, begins = chunk.size + begun, chunk.position - begun
+            places.append((partition.topic_id, partition.number, segment.base, segment.seed, length, begins))
+            if begun:
+                buffers.append(chunk.header)
             buffers += chunk.buffers
+            waiters += len(chunk.waiters)
+            if not here and not packed:
+                before.append((segment.handle, chunk.buffers, chunk.position))
+                size += chunk.size
             taken.append((partition, chunk))
         if taken:
             self._writing = True
             position, number = file.position, file.number
-            file.position += journal.record_bytes(len(places), sum(map(len, buffers)))
+            record = journal.pack_record(file.life, number, places, buffers)
+            file.position += journal.aligned(len(record))
             file.number += 1
-            record = partial(journal.write, self._disk, file.handle, position, file.life, number, places, buffers)
-            self._scheduler.offload(
-                partial(_write_record, record, taken), partial(self._written, file, position, taken)
+            size += len(record)
+            self._scheduler.write(
+                DurableWrite(self._disk, file.handle, [record], position, size, waiters, before),
+                partial(self._recorded, file, position, taken),
             )
         if refused:
             call_each(self._scheduler, refused)
 
-    def _written(
+    def _refused(
         self,
         file: _File,
         position: int,
         taken: list[tuple[Committable, Chunk]],
-        result: list[StorageError] | BaseException | None,
+        result: list[StorageError] | BaseException,
     ) -> None:
         self._writing = False
-        if result is not None:
-            if isinstance(result, BaseException):
-                self._fail(file, result)
-                error = PartitionFailed(
-                    f"a write or sync of the journal failed ({result}): the partition is read-only",
-                    hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
-                )
-                errors: list[StorageError] = [error] * len(taken)
-            else:
-                file.position, errors = position, result
-            call_each(
-                self._scheduler,
-                [partial(p.refused, chunk, error) for (p, chunk), error in zip(taken, errors, strict=True)],
+        if isinstance(result, BaseException):
+            self._fail(file, result)
+            error = PartitionFailed(
+                f"a write or sync of the journal failed ({result}): the partition is read-only",
+                hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
             )
-            self.pump()
+            errors: list[StorageError] = [error] * len(taken)
+        else:
+            file.position, errors = position, result
+        call_each(
+            self._scheduler,
+            [partial(p.refused, chunk, error) for (p, chunk), error in zip(taken, errors, strict=True)],
+        )
+        self.pump()
+
+    def _one_refused(self, partition: Committable, chunk: Chunk, error: OSError) -> None:
+        """A segment did not take its chunk: its partition alone is concerned."""
+
+        def taken_back(result: StorageError | BaseException) -> None:
+            failure = result if isinstance(result, StorageError) else PartitionFailed(f"cannot be undone: {result!r}")
+            partition.refused(chunk, failure)
+
+        self._scheduler.offload(partial(partition.take_back, chunk, error), taken_back)
+
+    def _recorded(
+        self, file: _File, position: int, taken: list[tuple[Committable, Chunk]], error: BaseException | None
+    ) -> None:
+        if isinstance(error, PlaceFailed):  # nothing of the record was written
+            self._writing = False
+            file.position = position
+            self._one_refused(*taken.pop(error.number), error)
+            self._write(file, taken, here=True)
             return
+        if error is not None:
+            undo = partial(journal.cut_off, self._disk, file.handle, position, error)
+            self._scheduler.offload(partial(_take_back, undo, taken), partial(self._refused, file, position, taken))
+            return
+        self._writing = False
         self.records += 1
         needed = file.needed
         for partition, chunk in taken:
             partition.journaled(chunk)
             needed[partition] = partition.visible
         self.pump()  # before the waiters are told: the disk works while the acknowledgements go out
-        call_each(self._scheduler, [partial(partition.tell, chunk) for partition, chunk in taken])
+        for partition, chunk in taken:
+            partition.tell(chunk)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -335,14 +372,28 @@ class Committer:
         done()
 
 
-def _write_record(record: Callable[[], None], taken: list[tuple[Committable, Chunk]]) -> list[StorageError] | None:
-    """In a disk thread. If there was no space, the segments go back to where they were: why, for each partition."""
-    try:
-        record()
-    except journal.Refused as refused:
-        return [partition.take_back(chunk, refused.cause) for partition, chunk in taken]
-    return None
+def _take_back(undo: Callable[[], OSError], taken: list[tuple[Committable, Chunk]]) -> list[StorageError]:
+    """In a disk thread. There was no space for a record: the segments go back to where they were. Why, for each partition."""
+    error = undo()
+    return [partition.take_back(chunk, error) for partition, chunk in taken]
+
+
+def _is_packed(pair: tuple[Committable, Chunk]) -> bool:
+    return pair[1].segment.packed
 
 
 def _sync_all(work: list[tuple[SegmentSync, Segment]]) -> list[StorageError | None]:
-    return [writer.sync(segment) for writer, segment in work]
+    """Each file once: segments in one pack are made durable by one sync."""
+    packs: dict[str, StorageError | None] = {}
+    found = []
+    for writer, segment in work:
+        place = place_of(segment.path) if segment.packed else None
+        if place is None or place.pack not in packs:
+            error = writer.sync(segment)
+            if place is not None:
+                packs[place.pack] = error
+        else:
+            error = packs[place.pack]
+            segment.named = segment.named or error is None
+        found.append(error)
+    return found

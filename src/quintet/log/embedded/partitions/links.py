@@ -7,15 +7,17 @@ with nothing in it, so that the partition need not ask. How links are verified i
     staged: head --(written)--> committed --(synced, or in the journal)--> durable --> anchored (anchoring.py)
 """
 
-from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from functools import cache
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.chain import KEYED, PLAIN, genesis, key_id
 from quintet.log.embedded.files.segment import UNCHAINED, ChainStart, Segment
 from quintet.log.embedded.recovery.directories import Opened
-from quintet.model.batch import LINK_BYTES
+from quintet.model.batch import CHAIN, LINK_BYTES, kind_of
+
+T = TypeVar("T")  # a partition
 
 ChainMode = Literal["durable", "all", "off"]
 
@@ -63,6 +65,13 @@ class Links:
         """Place and seal a batch that is staged."""
         kernel.seal(batch, base, now, seed)
 
+    def accept(self, batch: bytearray, seed: int) -> bool:
+        """Stage a batch that another node sealed, with its offset, time and link. False: its link is not the next one."""
+        if kind_of(batch)[1] & CHAIN:
+            return False
+        kernel.reseal(batch, seed)
+        return True
+
     def commit(self, batch: bytearray, next_offset: int, durable: bool) -> None:
         """This batch is the last one that was written, and perhaps durable."""
 
@@ -76,19 +85,23 @@ class Links:
         """What was staged and not committed is gone."""
 
 
-class ChainedLinks(Links):
-    """Of a partition with a chain. `moved` is called when `durable` went on. Offsets and links are kept side by side and not
+NO_LINKS: Final = Links()  # it has no state: one for all
+
+
+class ChainedLinks(Links, Generic[T]):
+    """Of a partition with a chain. `owner` is put into `moved` when `durable` went on. Offsets and links are kept side by side and not
     as heads: this is done for every batch, and heads are asked for every few seconds."""
 
     __slots__ = (
-        "_committed", "_committed_to", "_durable", "_durable_to", "_head", "_key", "_kind", "_moved", "_syncing",
+        "_committed", "_committed_to", "_durable", "_durable_to", "_head", "_key", "_kind", "_moved", "_owner", "_syncing",
         "_syncing_to",
     )  # fmt: skip
     room = LINK_BYTES
 
-    def __init__(self, key: bytes, head: ChainHead, moved: Callable[[], None]) -> None:
+    def __init__(self, key: bytes, head: ChainHead, owner: T, moved: set[T]) -> None:
         self._key = key
-        self._kind = (KEYED, key_id(key)) if key else (PLAIN, 0)
+        self._kind = _kind_with(key)  # one object for all
+        self._owner = owner
         self._committed_to = self._syncing_to = self._durable_to = head.next_offset
         self._head = self._committed = self._syncing = self._durable = head.link
         self._moved = moved
@@ -106,12 +119,20 @@ class ChainedLinks(Links):
     def seal(self, batch: bytearray, base: int, now: int, seed: int) -> None:
         self._head = kernel.chain(batch, base, now, seed, self._head, self._key)
 
+    def accept(self, batch: bytearray, seed: int) -> bool:
+        followed, link = kernel.follow(batch, 0, len(batch), self._head, self._key)
+        if followed != len(batch):
+            return False
+        self._head = link
+        kernel.reseal(batch, seed)
+        return True
+
     def commit(self, batch: bytearray, next_offset: int, durable: bool) -> None:
         self._committed_to = next_offset
         self._committed = bytes(batch[-LINK_BYTES:])
         if durable:
             self._durable_to, self._durable = next_offset, self._committed
-            self._moved()
+            self._moved.add(self._owner)
 
     def begin_sync(self) -> None:
         self._syncing_to, self._syncing = self._committed_to, self._committed
@@ -126,18 +147,24 @@ class ChainedLinks(Links):
         else:
             return
         self._durable_to = next_offset
-        self._moved()
+        self._moved.add(self._owner)
 
     def fall_back(self) -> None:
         self._head = self._committed
 
 
-def open_links(policy: ChainPolicy, spec: TopicSpec, number: int, opened: Opened, moved: Callable[[], None]) -> Links:
+@cache
+def _kind_with(key: bytes) -> tuple[int, int]:
+    return (KEYED, key_id(key)) if key else (PLAIN, 0)
+
+
+def open_links(policy: ChainPolicy, spec: TopicSpec, number: int, opened: Opened, owner: T, moved: set[T]) -> Links:
     """The links of a partition as it was found. A log that is chained stays so, whatever the policy says now: what comes
     without a link behind chained batches is always somebody else's. Compaction rewrites batches, so tables have none."""
     chained = bool(opened.segments) and opened.segments[-1].chain.kind != 0
     if spec.compact or not (chained or policy.wants(spec)):
-        return Links()
+        return NO_LINKS
     if chained and len(opened.link) == LINK_BYTES:
-        return ChainedLinks(policy.key, ChainHead(opened.next_offset, opened.link), moved)
-    return ChainedLinks(policy.key, ChainHead(0, genesis(spec.id, number)), moved)  # nothing to anchor before a batch
+        return ChainedLinks(policy.key, ChainHead(opened.next_offset, opened.link), owner, moved)
+    before_all = ChainHead(0, genesis(spec.id, number))  # nothing to anchor before a batch
+    return ChainedLinks(policy.key, before_all, owner, moved)

@@ -7,6 +7,7 @@ waits and who watches. No checksum is computed and nothing touches the disk. Whe
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
@@ -16,6 +17,8 @@ from quintet.log.embedded.partitions.shared import FREED_AT_ONCE_MAX, OBJECT_BYT
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown
 from quintet.model.scheduler import call_each
+
+FOREVER_US: Final = (1 << 63) - 1
 
 
 class MemoryTails:
@@ -46,29 +49,31 @@ class MemoryTails:
         """Something was appended: it becomes visible at the end of this turn."""
         if not self._armed:
             self._armed = True
-            self._shared.committer.arm(self._turn)
+            self._shared.scheduler.soon(self._turn)
 
     def _turn(self) -> None:
         """Make visible what was appended, tell the waiters, then the watchers."""
         self._armed = False
         self.seal()
-        sealed, self._sealed = self._sealed, []
-        moved, self._moved = self._moved, []
-        answer_waiters(self._shared.scheduler, sealed)
-        for slot in moved:
-            call_each(self._shared.scheduler, tuple(self._watchers.get(slot, ())))
+        if self._sealed:
+            sealed, self._sealed = self._sealed, []
+            answer_waiters(self._shared.scheduler, sealed)
+        if self._moved:
+            moved, self._moved = self._moved, []
+            for slot in moved:
+                call_each(self._shared.scheduler, tuple(self._watchers.get(slot, ())))
 
     def seal(self) -> None:
         """Make visible what was appended; whoever waits or watches is told at the end of the turn."""
         if not self.tails.dirty:
             return
         moved, more = self.tails.seal(self._shared.scheduler.now())
-        self.count()
         if more:
             self._trim_soon()
         self._moved += moved
-        self._sealed += self._waiters
-        self._waiters.clear()
+        if self._waiters:
+            self._sealed += self._waiters
+            self._waiters.clear()
 
     def count(self) -> None:
         """Add what the tails have counted."""
@@ -88,7 +93,6 @@ class MemoryTails:
         self._trimming = False
         if self.tails.trim():
             self._trim_soon()
-        self.count()
 
     def watch(self, slot: int, call: Callable[[], None]) -> None:
         self._watchers.setdefault(slot, []).append(call)
@@ -159,10 +163,18 @@ class MemoryPartition:
 
     def maintain(self, now: int) -> None:
         """Drop what is past its age, a slice at a time."""
-        if self.spec.retention_us and self.tail is not None:
-            if self._tails.tails.drop_older(self.slot, now - self.spec.retention_us):
-                self._shared.scheduler.soon(partial(self.maintain, now))
-            self._tails.count()
+        if not self.spec.retention_us or self.tail is None:
+            return
+        if self._tails.tails.drop_older(self.slot, now - self.spec.retention_us):
+            self._shared.scheduler.soon(partial(self.maintain, now))
+
+    def purge(self, done: Callable[[Exception | None], None]) -> None:
+        """Drop all that is visible, a slice at a time."""
+        if self.tail is not None and self._tails.tails.drop_older(self.slot, FOREVER_US):
+            self._shared.scheduler.soon(partial(self.purge, done))
+            return
+        self._tails.count()
+        done(None)
 
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
         if self.successor is not None:

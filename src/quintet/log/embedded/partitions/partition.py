@@ -1,84 +1,84 @@
 """Keeps one partition as an ordered log in segment files, with group commit.
 
 Appends of one turn become one batch; while one write and sync is under way the next ones gather, so one sync serves
-everybody who waits. All state belongs to the loop thread; `_Writer` (writer.py) is the part that runs elsewhere and
-touches only the files. Reading is in reader.py, recovery in recovery/directories.py.
+everybody who waits. All state belongs to the loop thread; `Writer` (writer.py) is the part that runs elsewhere and
+touches only the files. The states and what each event means in them are in states.py, reading in reading.py, syncs that
+nobody waits for in syncing.py, recovery in recovery/directories.py.
 
     append -> pending --(end of turn: merge, seal)--> staged chunks --(writer)--> visible, cached, waiters told
 """
 
-import os
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NoReturn
 
 from quintet import kernel
-from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.files import reader
-from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Segment, adopt_index, begin_again, new_seed
-from quintet.log.embedded.partitions.links import open_links
+from quintet.log.base import Appended, TopicSpec
+from quintet.log.embedded.files.packs import PACKED_BYTES
+from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Index, Segment, begin_again, new_seed, pack_header
+from quintet.log.embedded.partitions.links import Links, open_links
 from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partitions.roles import Chunk
-from quintet.log.embedded.partitions.shared import Shared, TailCache
+from quintet.log.embedded.partitions.shared import Shared
+from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncEvent, row
+from quintet.log.embedded.partitions.syncing import SyncedPartition
 from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Outcome, Writer
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch, span_of
 from quintet.model.clocks import following
-from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
+from quintet.model.errors import PartitionFailed, ShuttingDown, StorageError, StorageFull
 from quintet.model.scheduler import call_each
 
 STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less than this waits to be merged with more
-SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
 PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
 IDLE_CLOSE_US: Final = 10_000_000  # a file nobody wrote to for this long is synced and closed: handles are few
 IDLE_CLOSE_OS_US: Final = 60_000_000  # of "os" topics: by then the system has written it, and the sync has little to do
-READ_NOW_BYTES: Final = 4 * limits.MIB
+
+# The events of a partition: what each means in every state.
+_APPENDED, _APPENDED_MUCH, _TURN_ENDED = row(Event.APPENDED), row(Event.APPENDED_MUCH), row(Event.TURN_ENDED)
+_CHUNKS_WAIT, _PENDING_WAITS, _OFFERED = row(Event.CHUNKS_WAIT), row(Event.PENDING_WAITS), row(Event.OFFERED)
+_BEGUN, _PUT_OFF, _DONE = row(Event.BEGUN), row(Event.PUT_OFF), row(Event.DONE)
+_ARM, _STAGE, _STAGE_EARLY, _WRITE = Action.ARM, Action.STAGE, Action.STAGE_EARLY, Action.WRITE
+_IDLE: Final = State.IDLE
+_BUSY: Final = State.OFFERED  # this state and the one above it
+_WRITTEN, _WRITTEN_DURABLY = SyncEvent.WRITTEN, SyncEvent.WRITTEN_DURABLY
 
 
-class FilePartition:
+class FilePartition(SyncedPartition):
     """See log.base.Partition for what each public method promises."""
 
     __slots__ = (
-        "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
-        "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_used", "_visible",
-        "_offered", "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
-        "_inline", "_active", "_strict", "links",
+        "_chunks", "_end", "_extending", "_failure", "_inline", "_last_time", "_on_idle", "_packable", "_pending", "_plan",
+        "_plan_end", "_probed", "_strict", "_used", "spec", "working",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
-        self._shared = shared
+        writer = Writer(shared, directory, spec.partitions)
+        super().__init__(shared, directory, opened.segments, opened.next_offset, writer)
         self.spec = spec
         self.topic_id = spec.id
         self.number = number
-        self.directory = directory
-        self.segments = opened.segments
-        self.cache = TailCache(shared)
-        self._end = self._visible = opened.next_offset
+        self._end = opened.next_offset
         self._plan: Segment | None = None if opened.roll or not self.segments else self.segments[-1]
-        self.links = open_links(shared.chain, spec, number, opened, partial(shared.heads_moved.add, self))
+        self.links: Links = open_links(shared.chain, spec, number, opened, self, shared.heads_moved)
         if self._plan is not None and not self.links.continues(self._plan):
             self._plan = None
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
-        self._writer = Writer(shared, directory, spec.partitions)
         self._inline = spec.durability != "fsync"
         self._strict = spec.is_strict
-        self.mark: Mark | None = None
+        self._packable = opened.packable
         if self.segments and not opened.roll:
             last = self.segments[-1]
             self.mark = Mark(last.base, last.end, last.next_offset)
         self._pending: list[Pending] = []
-        self._pending_bytes = 0
         self._chunks: list[Chunk] = []
-        self._watchers: list[Callable[[], None]] = []
         self._failure: StorageError | ShuttingDown | None = None
-        self._armed = self._busy = self._extending = self._syncing = self._dirty = self._closed = False
-        self._offered = False  # to the committer: waiting for it, or in a record of the journal
-        self._active = False  # in shared.active: looked after by maintain
+        self._extending = False  # zeros are written ahead of the writer
         self.working = False  # retention or compaction is under way
-        self._on_idle: list[Callable[[], None]] = []
-        self._last_time = self._last_sync = self._probed = 0
+        # Most partitions do nothing: no list until it is needed.
+        self._on_idle: list[Callable[[], None]] | tuple[()] = ()
+        self._last_time = self._probed = 0
         self._used = shared.upkeep.monotonic
 
     def renew_begun(self) -> None:
@@ -104,25 +104,12 @@ class FilePartition:
         return None
 
     @property
-    def start(self) -> int:
-        return self.segments[0].base if self.segments else self._visible
-
-    @property
-    def visible(self) -> int:
-        return self._visible
-
-    @property
     def end(self) -> int:
         return self._end
 
     @property
     def failure(self) -> Exception | None:
         return self._failure
-
-    @property
-    def size(self) -> int:
-        """Bytes of batches kept on disk."""
-        return sum(segment.end for segment in self.segments)
 
     def append(self, batch: bytearray, done: Appended | None) -> int:
         if self._failure is not None or (self._shared.low is not None and self.topic_id >= limits.TOPIC_ID_FIRST_USER):
@@ -132,108 +119,44 @@ class FilePartition:
             raise StorageError(f"a batch of {size} bytes is too large for one append", hint="split it")
         base = self._end
         self._end = base + span_of(batch)
-        self._pending_bytes += size
+        before = self._pending_bytes
+        self._pending_bytes = before + size
         self._shared.unsynced += size
         self._pending.append((batch, done, base))
-        if not self._armed:
-            self._armed = True
-            self._shared.committer.arm(self._stage)
+        if before < STAGE_EARLY_BYTES <= before + size:
+            self._on(_APPENDED_MUCH)
+        elif self._state is _IDLE:  # in all others it changes nothing
+            self._on(_APPENDED)
         return base
 
-    def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
-        if offset >= self._visible:
-            return []
-        return self.cache.read(offset, max_bytes)
-
-    def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
-        offset = max(offset, self.start)
-        if offset >= self._visible:
-            self._shared.scheduler.soon(partial(done, [], None))
-            return
-        self._shared.stats["fetches"] += 1
-        first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
-        shared = self._shared
-        if max_bytes <= reader.WARM_BYTES_MAX:
-            view = reader.View(self.segments[first])
-            batches = reader.read_warm(shared.disk, shared.read_buffers, view, offset, max_bytes)
-            if batches:
-                shared.scheduler.soon(partial(done, batches, None))
-                return
-        views = [reader.View(segment) for segment in self.segments[first:]]
-        work = partial(reader.read, shared.disk, shared.read_buffers, views, offset, max_bytes)
-        shared.scheduler.offload(work, partial(self._fetched, done))
-
-    def read_now(self, offset: int) -> list[RecordBatch]:
-        offset = max(offset, self.start)
-        first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
-        views = [reader.View(segment) for segment in self.segments[first:]]
-        found: list[RecordBatch] = []
-        try:
-            result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
-        except OSError as error:
-            raise CorruptData(f"{self.directory}: cannot be read: {error.strerror or error}") from error
-        self._fetched(lambda batches, _: found.extend(batches), result)
-        return found
-
-    def files(self, first: int, last: int) -> list[SegmentFile]:
-        found = []
-        last = min(last, self._visible)
-        for segment in self.segments[max(bisect_right(self.segments, first, key=_base_of) - 1, 0) :]:
-            if segment.base >= last or first >= last:
-                break
-            if segment.next_offset > first:
-                place = segment.index.place(first) if segment.index is not None else None
-                position = place[1] if place is not None else HEADER_BYTES
-                path = os.path.abspath(segment.path)
-                found.append(SegmentFile(path, segment.seed, position, segment.base, segment.next_offset))
-        return found
-
-    def bytes_from(self, offset: int) -> int:
-        total = self._pending_bytes
-        for segment in reversed(self.segments):
-            if segment.base <= offset:
-                span = max(segment.next_offset - segment.base, 1)
-                return total + segment.end * max(segment.next_offset - offset, 0) // span
-            total += segment.end
-        return total
-
-    def offset_at(self, timestamp: int) -> int:
-        for segment in self.segments:
-            if 0 <= segment.max_timestamp < timestamp:
-                continue
-            index = segment.index
-            if index is None or index.first > HEADER_BYTES:
-                return segment.base
-            found = index.offset_at(timestamp)
-            if found is not None:
-                return found
-        return self._visible
-
-    def watch(self, call: Callable[[], None]) -> None:
-        self._watchers.append(call)
-
-    def unwatch(self, call: Callable[[], None]) -> None:
-        if call in self._watchers:
-            self._watchers.remove(call)
+    def _on(self, event: Row) -> Action:
+        """Take the step that the table has for this event; arm if it says so, and leave everything else to the caller."""
+        step = event[self._state]
+        assert step is not None, "states.STEPS has no such step"
+        action, self._state = step
+        if action is _ARM:
+            self._shared.committer.arm(self._stage)
+        return action
 
     # -- staging -------------------------------------------------------------------------------------------------------
 
     def _stage(self) -> None:
         """End of the turn: merge what arrived, seal it, hand it to the writer."""
-        self._armed = False
-        if not self._pending or (self._busy and self._pending_bytes < STAGE_EARLY_BYTES):
+        action = self._on(_TURN_ENDED)
+        if not self._pending:
             return
-        self._gather()
-        self._flush()
+        if action is _STAGE:
+            self._gather()
+            self._flush()
+        elif action is _STAGE_EARLY and self._pending_bytes >= STAGE_EARLY_BYTES:
+            self._gather()
 
     def _gather(self) -> None:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
         self._used = self._shared.upkeep.monotonic
-        if not self._active:
-            self._active = True
-            self._shared.upkeep.activate(self)
+        self._shared.upkeep.activate(self)
         if len(pending) == 1:
             self._place(pending[0][0], pending, now)
         else:
@@ -259,14 +182,16 @@ class FilePartition:
         size = len(batch) + self.links.room
         base = waiters[0][2]
         plan = self._plan
-        if plan is None or (self._plan_end + size > self.spec.segment_bytes and self._plan_end > HEADER_BYTES):
+        room = PACKED_BYTES if plan is not None and plan.packed else self.spec.segment_bytes
+        if plan is None or (self._plan_end + size > room and self._plan_end > HEADER_BYTES):
             plan = self._plan = Segment(self.directory, base, new_seed(self._shared.disk))
+            plan.packed = self._packable and self._can_pack(plan, size)
             self._plan_end = HEADER_BYTES
             plan.chain, plan.begun = self.links.start(), now
         self.links.seal(batch, base, now, plan.seed)
         chunks = self._chunks
         if not chunks or chunks[-1].segment is not plan or self._strict:
-            chunks.append(Chunk(plan, self._plan_end))
+            chunks.append(Chunk(plan, self._plan_end, 0 if self._inline else self._shared.scheduler.monotonic()))
         chunk = chunks[-1]
         chunk.buffers.append(batch)
         chunk.waiters += waiters
@@ -276,60 +201,64 @@ class FilePartition:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        if self._busy:
-            return
+        """Have written what is staged, if nothing is being written."""
         chunks = self._chunks
         if not chunks:
-            if self._pending and not self._armed:
-                self._armed = True
-                self._shared.committer.arm(self._stage)
+            if self._pending:
+                self._on(_PENDING_WAITS)
+            return
+        if self._on(_CHUNKS_WAIT) is not _WRITE:
             return
         if not self._inline:
-            self._busy = self._offered = True
+            self._on(_OFFERED)
             self._shared.committer.offer(self)
             return
         last = self.segments[-1] if self.segments else None
-        if len(chunks) == 1 and chunks[0].segment is last and last.handle >= 0:
-            self._write_now(chunks[0])
-        else:
-            self.write_direct()
-
-    def _write_now(self, chunk: Chunk) -> None:
-        """Into an open file, with no promise but that the system has it: short enough for the loop thread."""
-        error = self.put(chunk)
-        if error is None:
+        if len(chunks) == 1 and ((chunks[0].segment is last and last.handle >= 0) or self._begins_packed(chunks[0])):
+            chunk = chunks[0]  # no promise but that the system has it: short enough for the loop thread
+            error = self.put(chunk, True)
+            if error is not None:
+                self.refused(chunk, error)
+                return
             self._commit(chunk, False)
             self.tell(chunk)
         else:
-            self.refused(chunk, error)
+            self.write_direct()
 
     def write_direct(self) -> None:
-        """Write what is staged and, if the topic promises it, sync it, in a disk thread."""
-        self._busy = self._offered = False
+        """Write what is staged and, if the topic promises it, sync it."""
         chunks = self._chunks
         last = self.segments[-1] if self.segments else None
-        if not chunks or self._syncing or (self._extending and self._must_wait(chunks, last)):
+        if not chunks or self._syncing or (self._extending and _must_wait(chunks, last)):
+            self._on(_PUT_OFF)
             self._idle()
             return
         self._chunks = []
-        self._busy = True
+        self._on(_BEGUN)
+        self._shared.committer.flights += 1
+        write = self._writer.durable_write(chunks[0], last) if len(chunks) == 1 and not self._inline else None
+        if write is not None:
+            self._shared.scheduler.write(write, partial(self._written_and_synced, chunks))
+            return
         header = Header(0, self.topic_id, self.number, 0, self._last_time, self.spec.name)
         limit = 0 if self._inline else self.spec.segment_bytes
         work = partial(self._writer.write, chunks, last, header, not self._inline, limit)
-        self._shared.committer.flights += 1
         self._shared.scheduler.offload(work, partial(self._direct_done, chunks))
+
+    def _written_and_synced(self, chunks: list[Chunk], error: BaseException | None) -> None:
+        if error is None:
+            self._direct_done(chunks, Outcome(1, None))
+        else:
+            self._shared.scheduler.offload(
+                partial(self._writer.give_up, chunks[0], error), partial(self._direct_done, chunks)
+            )
 
     def _direct_done(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
         self._shared.committer.flights -= 1
         self._written(chunks, outcome)
 
-    @staticmethod
-    def _must_wait(chunks: list[Chunk], last: Segment | None) -> bool:
-        """Zeros are being written behind `allocated`: nobody else may write there or change segments meanwhile."""
-        return last is None or chunks[-1].segment is not last or chunks[-1].end > last.allocated
-
     def _written(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
-        self._busy = False
+        self._on(_DONE)
         if isinstance(outcome, BaseException):
             outcome = Outcome(0, PartitionFailed(f"{self.directory}: the writer failed: {outcome!r}"))
         good = chunks[: outcome.written]
@@ -346,7 +275,7 @@ class FilePartition:
             self._flush()
         if good and good[-1].buffers:
             self._notify()
-            if not self._inline and not self._closed and good[-1].size < ZERO_FILL_WRITE_BYTES_MAX:
+            if not self._inline and good[-1].size < ZERO_FILL_WRITE_BYTES_MAX:
                 self._extend()
         self._idle()
 
@@ -359,50 +288,67 @@ class FilePartition:
         if len(self._chunks) != 1:
             return None
         chunk = self._chunks[0]
+        if self._begins_packed(chunk):
+            return chunk
         last = self.segments[-1] if self.segments else None
-        if chunk.segment is not last or not last.named or chunk.size > bytes_max or chunk.end > last.allocated:
+        if chunk.segment is not last or chunk.size > bytes_max or chunk.end > last.allocated:
             return None
-        return chunk
+        return chunk if last.named or last.journaled else None
 
-    def put(self, chunk: Chunk) -> StorageError | None:
-        """Write the chunk to its segment, without a sync."""
-        self._chunks = []
-        return self._writer.put(chunk)
+    def _can_pack(self, plan: Segment, size: int) -> bool:
+        """Is it the first segment, and does its first batch fit?"""
+        first = not self.segments and not self._chunks
+        return first and HEADER_BYTES + size <= PACKED_BYTES and self._shared.disk.can_begin(plan.path)
+
+    @staticmethod
+    def _begins_packed(chunk: Chunk) -> bool:
+        return chunk.segment.packed and not chunk.segment.created
+
+    def put(self, chunk: Chunk, here: bool) -> StorageError | None:
+        """Take the chunk, open its file, and if here write it to its segment, without a sync. Otherwise who asks has it written."""
+        self._chunks = [other for other in self._chunks if other is not chunk]
+        if self._begins_packed(chunk):
+            segment = chunk.segment
+            place = (segment.seed, self.topic_id, self.number, segment.base)
+            chunk.header = pack_header(Header(*place, self._last_time, self.spec.name, segment.chain))
+        return self._writer.put(chunk, here)
 
     def take_back(self, chunk: Chunk, error: OSError) -> StorageError:
-        """Undo `put`: the journal had no space. Called in a disk thread, while the partition waits for it."""
+        """Undo `put`: its segment or the journal had no space. Called in a disk thread, while the partition waits for it."""
         return self._writer.recoil(chunk, error)
 
     def journaled(self, chunk: Chunk) -> None:
         """The chunk is durable in the journal."""
-        self._busy = self._offered = False
+        chunk.segment.journaled |= bool(chunk.header)
+        self._on(_DONE)
         self._commit(chunk, False)
-        if self._pending:
-            self._flush()
+        self._flush()
 
     def tell(self, chunk: Chunk) -> None:
-        """Tell who waits for it."""
+        """Tell who waits for it. Raises nothing: others are told after it."""
         answer_waiters(self._shared.scheduler, chunk.waiters)
         self._notify()
         self._idle()
 
     def refused(self, chunk: Chunk, error: StorageError) -> None:
         """It is not durable: neither is anything behind it."""
-        self._busy = self._offered = False
+        self._on(_DONE)
         self._fail(error, [chunk])
         self._idle()
-
-    def is_synced(self, offset: int) -> bool:
-        """Is everything below offset durable in the segments themselves?"""
-        return self.mark is not None and self.mark.next_offset >= offset
 
     def _commit(self, chunk: Chunk, synced: bool) -> None:
         """What the writer made durable becomes visible. The mark follows only what is synced in the segment itself."""
         shared, segment = self._shared, chunk.segment
         if not self.segments or self.segments[-1] is not segment:
-            if self.segments:
-                self._sealed(self.segments[-1])
+            if self.segments:  # the writer sealed it
+                shared.stats["rolls"] += 1
+                sealed = self.segments[-1]
+                if sealed.index is not None:
+                    sealed.max_timestamp = sealed.index.max_timestamp
+                self._move_mark()
             self.segments.append(segment)
+        if segment.index is None and segment.packed:  # as it was opened: what is before is looked for when it is read
+            segment.index = Index(chunk.position)
         index, cache, position = segment.index, self.cache, chunk.position
         visible = self._visible
         for buffer in chunk.buffers:
@@ -418,6 +364,8 @@ class FilePartition:
         self._end = max(self._end, visible)
         if chunk.buffers:
             self.links.commit(chunk.buffers[-1], visible, not self._inline)
+        if chunk.began:
+            shared.durable.observe((shared.scheduler.monotonic() - chunk.began) / 1e6, len(chunk.waiters))
         stats = shared.stats
         stats["appends"] += len(chunk.waiters)
         stats["batches"] += len(chunk.buffers)
@@ -425,33 +373,19 @@ class FilePartition:
         shared.unsynced -= chunk.owed
         if synced:
             stats["fsyncs"] += 1
-            self._dirty = False
+            self._on_sync(_WRITTEN_DURABLY)
             self._move_mark()
         else:
-            self._dirty = True
+            self._on_sync(_WRITTEN)
             if self.spec.durability == "interval":
                 shared.upkeep.sync_soon(self)
-
-    def _sealed(self, segment: Segment) -> None:
-        self._shared.stats["rolls"] += 1
-        if segment.index is not None:
-            segment.max_timestamp = segment.index.max_timestamp
-        self._move_mark()
-
-    def _move_mark(self) -> None:
-        segment = self.segments[-1]
-        self.mark = Mark(segment.base, segment.end, segment.next_offset)
-        self._shared.marks_moved.add(self)
-        self.links.mark_durable(segment.next_offset)
-
-    def _notify(self) -> None:
-        if self._watchers:
-            call_each(self._shared.scheduler, tuple(self._watchers))
 
     def _extend(self) -> None:
         """Zero-fill ahead of the writer before it gets there."""
         segment = self.segments[-1]
         if self._extending or self._failure is not None or segment.handle < 0 or self._plan is not segment:
+            return
+        if segment.packed:
             return
         chunk = self._writer.chunk_bytes(segment.allocated)
         target = min(segment.allocated + chunk, self.spec.segment_bytes)
@@ -475,7 +409,7 @@ class FilePartition:
         failure = self._failure or self._shared.low
         assert failure is not None
         self._shared.stats["refused_appends"] += 1
-        raise type(failure)(str(failure), hint=failure.hint)
+        raise type(failure)(failure.message, hint=failure.hint)
 
     def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
         """Everything not yet durable is refused, in order, and its offsets are given back: nothing behind it was taken."""
@@ -508,17 +442,10 @@ class FilePartition:
             return False
         if monotonic - self._probed >= PROBE_INTERVAL_US and not self._writing():
             self._probed = monotonic
-            self._busy = True
+            self._on(_BEGUN)
             last = self.segments[-1] if self.segments else None
             self._shared.scheduler.offload(partial(self._writer.probe, last), self._probe_done)
         return True
-
-    def sync_if_due(self, monotonic: int) -> bool:
-        """The syncs of "interval" topics; False when there is nothing left to sync."""
-        if self._dirty and monotonic - self._last_sync >= SYNC_INTERVAL_US:
-            self._last_sync = monotonic
-            self.sync()
-        return self._dirty and not self.is_failed
 
     @property
     def idle_at(self) -> int:
@@ -538,11 +465,10 @@ class FilePartition:
         if self.segments and self.segments[-1].handle >= 0:
             self._shared.disk.close(self.segments[-1].handle)
             self.segments[-1].handle = -1
-        self._active = False
         return True
 
     def _probe_done(self, error: StorageError | BaseException | None) -> None:
-        self._busy = False
+        self._on(_DONE)
         if error is None and isinstance(self._failure, StorageFull):
             self._failure = None
             self._shared.report("storage_resumed", {"directory": self.directory})
@@ -550,65 +476,28 @@ class FilePartition:
             self._fail(error, [])
         self._idle()
 
-    def sync(self) -> None:
-        """Make what was written durable, without anybody waiting for it."""
-        begun = self.begin_sync()
-        if begun is not None:
-            writer, segment, mark = begun
-            self._shared.scheduler.offload(partial(writer.sync, segment), partial(self.synced, mark))
-
-    def begin_sync(self) -> tuple[Writer, Segment, Mark] | None:
-        """What to sync, and the mark once it is; None if there is nothing to sync or not now. `synced` must follow."""
-        if self._syncing or not self._dirty or (self._busy and not self._offered) or self.is_failed:
-            return None
-        segment = self.segments[-1]
-        if segment.handle < 0:
-            return None
-        self._syncing, self._dirty = True, False
-        self.links.begin_sync()
-        return self._writer, segment, Mark(segment.base, segment.end, segment.next_offset)
-
     @property
     def is_failed(self) -> bool:
         """Read-only until a restart?"""
         return isinstance(self._failure, PartitionFailed)
 
-    def synced(self, mark: Mark, error: StorageError | BaseException | None) -> None:
-        self._syncing = False
-        if error is None:
-            self._shared.stats["fsyncs"] += 1
-            self.mark = mark
-            self._shared.marks_moved.add(self)
-            self.links.mark_durable(mark.next_offset)
-        else:
-            failure = error if isinstance(error, StorageError) else PartitionFailed(f"{self.directory}: {error!r}")
+    def _sync_ended(self, failure: StorageError | None) -> None:
+        if failure is not None:
             self._fail(failure, [])
         self._flush()
         self._idle()
 
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def _fetched(self, done: Fetched, result: reader.Found | BaseException) -> None:
-        if isinstance(result, BaseException):
-            done([], CorruptData(f"{self.directory}: cannot be read: {result}"))
-            return
-        for segment, index, stop in result.indexes:
-            adopt_index(segment, index, stop)
-        if result.damages:
-            self._shared.quarantine(result.damages)
-        done(result.batches, None)
-
     # -- coming to rest ------------------------------------------------------------------------------------------------
 
     def _writing(self) -> bool:
-        return self._busy or self._extending or self._syncing
+        return self._state >= _BUSY or self._extending or self._syncing
 
     def _occupied(self) -> bool:
         return bool(self._writing() or self._chunks or self._pending or self.working)
 
     def _idle(self) -> None:
         if self._on_idle and not self._occupied():
-            calls, self._on_idle = self._on_idle, []
+            calls, self._on_idle = self._on_idle, ()
             call_each(self._shared.scheduler, calls)
 
     def released(self) -> None:
@@ -619,14 +508,12 @@ class FilePartition:
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Call once nothing of this partition is under way."""
-        self._on_idle.append(call)
-        if self._pending and not self._armed:
-            self._stage()
+        self._on_idle = [*self._on_idle, call]
+        self._flush()
         self._idle()
 
     def shut(self, done: Callable[[], None]) -> None:
         """Take nothing more, bring everything to disk, cut the preallocated tail, close the file, then done()."""
-        self._closed = True
         if self._failure is None:
             self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         self.when_idle(partial(self._shut, done))
@@ -635,16 +522,19 @@ class FilePartition:
         healthy = not isinstance(self._failure, PartitionFailed)
         self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         segment = self.segments[-1] if self.segments else None
-        self._busy = True
+        self._on(_BEGUN)
+        if segment is None or self._writer.is_finished(segment, self._dirty):
+            self._shut_done(done, healthy, None)
+            return
         work = partial(self._writer.finish, segment, healthy, self._dirty)
         self._shared.scheduler.offload(work, partial(self._shut_done, done, healthy))
 
     def _shut_done(self, done: Callable[[], None], healthy: bool, error: StorageError | BaseException | None) -> None:
-        self._busy = False
+        self._on(_DONE)
         if error is not None:
             self._shared.report("partition_failed", {"directory": self.directory, "error": str(error), "refused": 0})
         elif healthy and self.segments:
-            self._dirty = False
+            self._on_sync(_WRITTEN_DURABLY)
             self._move_mark()
         done()
 
@@ -661,7 +551,7 @@ class FilePartition:
         now = self._shared.scheduler.now()
         plan = self._plan = Segment(self.directory, self._visible, new_seed(self._shared.disk))
         plan.chain, plan.begun, self._plan_end = self.links.start(), now, HEADER_BYTES
-        self._busy = self._active = True
+        self._on(_BEGUN)
         self._shared.upkeep.activate(self)
         chunks = [Chunk(plan, HEADER_BYTES)]
         header = Header(0, self.topic_id, self.number, 0, now, self.spec.name)
@@ -676,6 +566,7 @@ class FilePartition:
         self._end = self._visible = following
         if not following:
             return
+        self._packable = False
         base = batches[0].base_offset if batches else following
         plan = Segment(self.directory, base, new_seed(self._shared.disk))
         plan.chain = self.links.start()
@@ -694,5 +585,6 @@ class FilePartition:
         self._plan, self._plan_end = plan, plan.end
 
 
-def _base_of(segment: Segment) -> int:
-    return segment.base
+def _must_wait(chunks: list[Chunk], last: Segment | None) -> bool:
+    """Zeros are being written behind `allocated`: nobody else may write there or change segments meanwhile."""
+    return last is None or chunks[-1].segment is not last or chunks[-1].end > last.allocated

@@ -6,7 +6,7 @@ These modules stand below partition.py and never import it.
 from typing import Protocol
 
 from quintet.log.base import Appended
-from quintet.log.embedded.files.segment import Segment
+from quintet.log.embedded.files.segment import HEADER_BYTES, Segment
 from quintet.log.embedded.partitions.links import Links
 from quintet.log.embedded.recovery.directories import Mark
 from quintet.model.errors import StorageError
@@ -15,12 +15,14 @@ from quintet.model.errors import StorageError
 class Chunk:
     """Batches that go into one segment one behind the other, and who waits for them."""
 
-    __slots__ = ("buffers", "end", "owed", "position", "segment", "waiters")
+    __slots__ = ("began", "buffers", "end", "header", "owed", "position", "segment", "waiters")
 
-    def __init__(self, segment: Segment, position: int) -> None:
+    def __init__(self, segment: Segment, position: int, began: int = 0) -> None:
+        self.began = began  # when the first of them was appended, by the monotonic clock; 0: nobody asks
         self.segment = segment
         self.position = position
         self.end = position
+        self.header = b""  # of the segment, if it is packed and begins with this chunk: written with it
         self.owed = 0  # bytes as they were appended: merging makes fewer of them
         self.buffers: list[bytearray] = []
         self.waiters: list[tuple[bytearray, Appended | None, int]] = []
@@ -28,6 +30,11 @@ class Chunk:
     @property
     def size(self) -> int:
         return self.end - self.position
+
+    @property
+    def journaled_bytes(self) -> int:
+        """What it takes in a record of the journal."""
+        return self.size + (0 if self.segment.created else HEADER_BYTES)
 
 
 class SegmentSync(Protocol):
@@ -49,7 +56,7 @@ class Committable(Protocol):
 
     def small_chunk(self, bytes_max: int) -> Chunk | None: ...
 
-    def put(self, chunk: Chunk) -> StorageError | None: ...
+    def put(self, chunk: Chunk, here: bool) -> StorageError | None: ...
 
     def take_back(self, chunk: Chunk, error: OSError) -> StorageError: ...
 

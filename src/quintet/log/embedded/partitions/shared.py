@@ -10,6 +10,7 @@ from typing import Final
 from quintet.log.embedded.files.buffers import ReadBuffers
 from quintet.log.embedded.files.directory_sync import DirectorySync
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import Damage
 from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.eviction_order import EvictionOrder
@@ -19,6 +20,7 @@ from quintet.log.embedded.partitions.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import StorageError
+from quintet.model.histogram import Histogram
 from quintet.model.scheduler import Scheduler
 
 # What a kept batch costs beside its bytes: the view, its numbers, its memo, its places in the lists. 303 to 431 bytes were
@@ -44,19 +46,21 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk",
+        "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "durable",
         "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
         "unsynced", "upkeep",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Report) -> None:
-        self.disk = disk
+        self.disk = with_packs(disk, writes=True)
         self.scheduler = scheduler
         self.report = report
-        self.committer = Committer(disk, scheduler, report)
-        self.directories = DirectorySync(disk)
+        self.committer = Committer(self.disk, scheduler, report)
+        self.directories = DirectorySync(self.disk)
+        self.disk.on_made = self.directories.mark_unsynced
         self.read_buffers = ReadBuffers()
         self.stats = dict.fromkeys(COUNTERS, 0)
+        self.durable = Histogram()  # from append to durable, of each append that waits for a sync
         self.unsynced = 0
         self.cache_bytes = 0
         # Free space is below the floor, or the folder is not ours any more: only the broker's own tables may grow.
@@ -121,6 +125,11 @@ class Shared:
             self.scheduler.soon(self._free)
 
 
+# Of caches that hold nothing, as those of most partitions do. Nothing is ever put into these.
+_NO_BATCHES: Final[list[RecordBatch | None]] = []
+_NO_BASES: Final[list[int]] = []
+
+
 class TailCache:
     """The newest visible batches of one partition. All caches share one budget; the oldest batch anywhere goes first."""
 
@@ -128,14 +137,16 @@ class TailCache:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._batches: list[RecordBatch | None] = []
-        self._bases: list[int] = []
+        self._batches: list[RecordBatch | None] = _NO_BATCHES
+        self._bases: list[int] = _NO_BASES
         self._bytes = 0
         self._head = 0
         self.stale = 0
 
     def add(self, batch: RecordBatch) -> None:
         shared = self._shared
+        if self._batches is _NO_BATCHES:
+            self._batches, self._bases = [], []
         self._batches.append(batch)
         self._bases.append(batch.base_offset)
         shared.cache_order.add(self)
@@ -189,7 +200,7 @@ class TailCache:
         shared.cache_order.lost(self, len(self._batches) - self._head)
         shared.cache_bytes -= self._bytes
         shared.discard(self._batches)
-        self._batches, self._bases = [], []
+        self._batches, self._bases = _NO_BATCHES, _NO_BASES
         self._bytes = self._head = 0
 
 

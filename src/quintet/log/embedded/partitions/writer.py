@@ -9,7 +9,8 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from quintet.log.embedded.files.disk import CURABLE, REMEDIES, Disk, NotOpened
+from quintet.log.embedded.files.disk import CURABLE, REMEDIES, DurableWrite, NotOpened, SyncFailed
+from quintet.log.embedded.files.packs import FOLDER, PACKED_BYTES, PackDisk
 from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     Header,
@@ -36,10 +37,6 @@ class Outcome(NamedTuple):
     error: StorageError | None
 
 
-class _SyncFailed(Exception):
-    """A sync failed: whatever the errno says, it is not curable."""
-
-
 class Writer:
     """Bound to one partition's directory."""
 
@@ -47,7 +44,7 @@ class Writer:
 
     def __init__(self, shared: Shared, directory: str, siblings: int) -> None:
         """siblings: partitions of the topic, whose directories are made together."""
-        self._disk: Disk = shared.disk
+        self._disk: PackDisk = shared.disk
         self._directories = shared.directories
         self._directory = directory
         self._siblings = siblings
@@ -64,7 +61,6 @@ class Writer:
         self, chunks: list[Chunk], last: Segment | None, header: Header | None, sync: bool, prealloc_limit: int
     ) -> Outcome:
         """Write chunks in order, each whole and (with sync) durable before the next one starts."""
-        disk = self._disk
         before: Chunk | None = None  # written in this very job, not yet known to the loop
         for number, chunk in enumerate(chunks):
             segment = chunk.segment
@@ -74,37 +70,70 @@ class Writer:
                     if last is not None and last is not segment:
                         self._seal(last, before)
                     made = header._replace(seed=segment.seed, base=segment.base, chain=segment.chain)
-                    self._create(segment, made, sync and bool(chunk.buffers))  # for nothing, nothing is prepared
-                if segment.handle < 0:
-                    segment.handle = disk.open(segment.path, write=True)
+                    if segment.packed:
+                        chunk.header = pack_header(made)
+                    else:
+                        self._create(segment, made, sync and bool(chunk.buffers))  # for nothing, nothing is prepared
                 last, before = segment, chunk
                 if chunk.buffers:
-                    disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+                    self._write_chunk(chunk)
                 if chunk.end > segment.allocated:
                     self._grow(segment, chunk, prealloc_limit)
                 if sync:
                     self._sync_segment(segment)
-            except (OSError, _SyncFailed) as error:
+            except (OSError, SyncFailed) as error:
                 return Outcome(number, self.recoil(chunk, error))
         return Outcome(len(chunks), None)
 
-    def put(self, chunk: Chunk) -> StorageError | None:
-        """Write a chunk without a sync: short enough for the loop thread."""
+    def durable_write(self, chunk: Chunk, last: Segment | None) -> DurableWrite | None:
+        """All that a chunk needs, if it lies within the prepared part of an open segment whose name is durable."""
+        segment = chunk.segment
+        if segment is not last or segment.handle < 0 or not segment.named or chunk.end > segment.allocated:
+            return None
+        if segment.packed:  # its handle is none of the system's
+            return None
+        return DurableWrite(self._disk, segment.handle, chunk.buffers, chunk.position, chunk.size, len(chunk.waiters))
+
+    def put(self, chunk: Chunk, here: bool) -> StorageError | None:
+        """Open the file of a chunk and write it without a sync if here: short enough for the loop thread."""
         segment = chunk.segment
         try:
             if segment.handle < 0:
-                segment.handle = self._disk.open(segment.path, write=True)
-            self._disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+                self._open(segment)
+            if here:
+                self._write_chunk(chunk)
         except OSError as error:
             return self.recoil(chunk, error)
         segment.allocated = max(segment.allocated, chunk.end)  # topics that promise no sync prepare nothing
         return None
 
+    def _write_chunk(self, chunk: Chunk) -> None:
+        """A chunk that begins a packed segment brings its header along."""
+        segment = chunk.segment
+        if segment.handle < 0:
+            self._open(segment)
+        if chunk.header:
+            self._disk.pwritev(segment.handle, [chunk.header, *chunk.buffers], chunk.position - len(chunk.header))
+        else:
+            self._disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+
+    def _open(self, segment: Segment) -> None:
+        if not segment.packed:
+            segment.handle = self._disk.open(segment.path, write=True)
+            return
+        segment.handle = self._disk.begin(segment.path)
+        if not segment.created:
+            segment.created, segment.allocated = True, PACKED_BYTES
+
+    @property
+    def _packs(self) -> str:
+        return f"{self._directory.rsplit('/', 3)[0]}/{FOLDER}"
+
     def _sync(self, handle: int) -> None:
         try:
             self._disk.fdatasync(handle)
         except OSError as error:
-            raise _SyncFailed(str(error)) from error
+            raise SyncFailed(str(error)) from error
 
     def _sync_dir(self, path: str) -> None:
         try:
@@ -112,7 +141,7 @@ class Writer:
         except NotOpened:
             raise
         except OSError as error:
-            raise _SyncFailed(str(error)) from error
+            raise SyncFailed(str(error)) from error
 
     def _grow(self, segment: Segment, chunk: Chunk, limit: int) -> None:
         """The writer came past the prepared part: prepare more in the same sync. No space for that is no failure."""
@@ -150,11 +179,14 @@ class Writer:
         self._sync(segment.handle)
         if not segment.named:
             try:
-                self._directories.sync(self._directory)
+                if segment.packed:
+                    self._directories.sync_one(self._packs)
+                else:
+                    self._directories.sync(self._directory)
             except NotOpened:
                 raise
             except OSError as error:
-                raise _SyncFailed(str(error)) from error
+                raise SyncFailed(str(error)) from error
             segment.named = True
 
     def _seal(self, segment: Segment, written: Chunk | None) -> None:
@@ -164,7 +196,7 @@ class Writer:
         if segment.handle < 0:
             if segment.seed == 0:
                 return
-            segment.handle = disk.open(segment.path, write=True)  # it may have been closed without a sync
+            self._open(segment)  # it may have been closed without a sync
         index = segment.index
         if written is not None and written.segment is segment:
             end = written.end
@@ -175,19 +207,24 @@ class Writer:
         disk.truncate(segment.handle, end)
         segment.allocated = end
         self._sync_segment(segment)
-        if index is None or index.first > HEADER_BYTES:
+        if not segment.packed and (index is None or index.first > HEADER_BYTES):
             index = build_index(disk, segment.handle, segment, end)
-        write_index(disk, segment, index, end, next_offset)
+        if index is not None:
+            write_index(disk, segment, index, end, next_offset)
         disk.close(segment.handle)
         segment.handle = -1
 
-    def recoil(self, chunk: Chunk, error: Exception) -> StorageError:
+    def give_up(self, chunk: Chunk, error: BaseException) -> Outcome:
+        """A durable write of this chunk failed."""
+        return Outcome(0, self.recoil(chunk, error))
+
+    def recoil(self, chunk: Chunk, error: BaseException) -> StorageError:
         """Put the file back to its last good end before anything else may be written, and say what this means."""
         segment = chunk.segment
         if isinstance(error, OSError) and error.errno in CURABLE:
             try:
                 self._undo(segment, chunk.position)
-            except (OSError, _SyncFailed) as second:
+            except (OSError, SyncFailed) as second:
                 error = second
             else:
                 return StorageFull(
@@ -203,10 +240,15 @@ class Writer:
         """Back to the last good end. A segment that holds nothing yet goes altogether: the partition does not know it, and
         left behind it would count as the last one after a restart."""
         disk = self._disk
-        if segment.created and good_end > HEADER_BYTES:
+        if segment.packed and good_end <= HEADER_BYTES:
+            if segment.handle >= 0:
+                disk.truncate(segment.handle, 0)
+                self._sync(segment.handle)
+                segment.handle, segment.created = -1, False
+        elif segment.created and good_end > HEADER_BYTES:
             if segment.handle >= 0:
                 disk.truncate(segment.handle, good_end)
-                segment.allocated = good_end
+                segment.allocated = PACKED_BYTES if segment.packed else good_end
                 self._sync(segment.handle)
         elif segment.handle >= 0:
             disk.close(segment.handle)
@@ -229,7 +271,7 @@ class Writer:
             if error.errno in CURABLE and (handle < 0 or self._cut(handle, segment.allocated)):
                 return None
             return PartitionFailed(f"{segment.path}: extending failed ({error}): the partition is read-only")
-        except _SyncFailed as failure:
+        except SyncFailed as failure:
             return PartitionFailed(f"{segment.path}: a sync failed ({failure}): the partition is read-only")
         finally:
             if handle >= 0:
@@ -248,7 +290,7 @@ class Writer:
         """Is there space again? Really writes: free space by the numbers may be reserved for others."""
         disk = self._disk
         parent = os.path.dirname(os.path.dirname(self._directory))
-        path = f"{segment.directory if segment is not None else parent}/probe.tmp"
+        path = f"{segment.directory if segment is not None and not segment.packed else parent}/probe.tmp"
         try:
             if disk.read_file(path) is not None:
                 disk.unlink(path)
@@ -265,22 +307,27 @@ class Writer:
     def sync(self, segment: Segment) -> StorageError | None:
         try:
             self._sync_segment(segment)
-        except (NotOpened, _SyncFailed) as error:
+        except (NotOpened, SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
         return None
 
+    @staticmethod
+    def is_finished(segment: Segment, dirty: bool) -> bool:
+        """Is there nothing to be done at a clean stop?"""
+        return not dirty and (segment.packed or (segment.handle < 0 and segment.allocated == segment.end))
+
     def finish(self, segment: Segment | None, healthy: bool, dirty: bool) -> StorageError | None:
         """Clean stop: everything durable, no preallocated tail left, file closed."""
-        if segment is None or (segment.handle < 0 and segment.allocated == segment.end and not dirty):
+        if segment is None or self.is_finished(segment, dirty):
             return None
         try:
             if healthy and segment.created:
                 if segment.handle < 0:
-                    segment.handle = self._disk.open(segment.path, write=True)
+                    self._open(segment)
                 self._disk.truncate(segment.handle, segment.end)
                 segment.allocated = segment.end
                 self._sync_segment(segment)
-        except (OSError, _SyncFailed) as error:
+        except (OSError, SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: the last sync failed ({error})")
         finally:
             if segment.handle >= 0:

@@ -8,12 +8,15 @@ that is written one batch at a time (`strict`, ADR 15) a tail is torn only if so
 
 import itertools
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from quintet import kernel
 from quintet.log.base import TopicFiles
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.packs import PACKED_BYTES, PackDisk, is_blank, is_packed, with_packs
 from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
+    ChainStart,
     Damage,
     Gap,
     Index,
@@ -21,6 +24,7 @@ from quintet.log.embedded.files.segment import (
     Run,
     Segment,
     all_zero,
+    continuous,
     misplaced,
     parse_header,
     salvage_seed,
@@ -53,11 +57,12 @@ class Opened:
     roll: bool = False
     link: bytes = b""  # of the last batch, if the last segment is chained
     sound_end: int = 0  # of the last segment: where its last sound batch ends
+    packable: bool = False  # there is nothing yet, and the first segment may be packed
 
 
 def partitions(disk: Disk, directory: str) -> list[tuple[int, int, str]]:
     """(topic_id, partition, path) of everything in a data directory that has files."""
-    topics = f"{directory}/topics"
+    topics, disk = f"{directory}/topics", with_packs(disk)
     return [
         (int(topic), int(number), f"{topics}/{topic}/{number}")
         for topic in disk.listdir(topics)
@@ -130,6 +135,52 @@ def open_partition(
     return opened
 
 
+def open_packed(disk: PackDisk, directory: str, mark: Mark | None, owner: Owner, floor: int) -> Opened | None:
+    """As open_partition, for one that has no directory, so that at most there is a packed segment, and if all that was
+    written to the packs is durable. None if anything in it is unusual."""
+    data = disk.read_packed(directory.rsplit("/", 3)[0], owner.topic_id, owner.partition)
+    if is_blank(data):
+        return Opened(packable=True) if mark is None and not floor else None
+    try:
+        header = parse_header(data)
+    except ValueError:
+        return None
+    if header is None or header.base or misplaced(header, owner):
+        return None
+    segment = Segment(directory, 0, header.seed, opened=True)
+    segment.created = segment.named = segment.packed = True
+    segment.chain, segment.begun = _kind_of(header.chain), header.created
+    segment.allocated = PACKED_BYTES
+    end, next_offset = HEADER_BYTES, 0
+    if mark is not None:
+        end, next_offset = mark.position, mark.next_offset
+        if mark.segment or end > len(data):
+            return None
+    if any(data[end : end + 1]):
+        entries, taken, _ = kernel.walk(data, end, len(data), header.seed, True)
+        entries, next_offset, broken = continuous(data, entries, next_offset)
+        if broken is not None:
+            return None
+        end = taken
+    if not all_zero(data[end:]) or next_offset < floor:
+        return None
+    segment.end, segment.next_offset = end, next_offset
+    link = b""
+    if header.chain.kind:
+        link = data[end - LINK_BYTES : end] if end >= HEADER_BYTES + LINK_BYTES else header.chain.link
+    return Opened([segment], next_offset, link=link, sound_end=end)
+
+
+@lru_cache(maxsize=16)
+def _same_kind(kind: int, key_id: int) -> ChainStart:
+    return ChainStart(kind, key_id)
+
+
+def _kind_of(chain: ChainStart) -> ChainStart:
+    """Without the link before the first batch, which only the header needs: one object for all segments of a kind."""
+    return _same_kind(chain.kind, chain.key_id)
+
+
 def _last_link(disk: Disk, segment: Segment, end: int) -> bytes:
     """What the chain goes on from: a chained batch ends with its link, so nothing has to be read below the mark."""
     if end < HEADER_BYTES + LINK_BYTES:
@@ -153,13 +204,13 @@ def _remove_leftovers(disk: Disk, directory: str) -> None:
 def _open_segment(
     disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, owner: Owner, opened: Opened
 ) -> Segment | None:
-    segment = Segment(directory, base, 0)
+    segment = Segment(directory, base, 0, opened=True)
     segment.created = True
     segment.named = mark is not None and base <= mark.segment
-    segment.index = None
     handle = disk.open(segment.path)
     try:
         size = disk.size(handle)
+        segment.packed = is_packed(handle)
         segment.end = segment.allocated = size
         data = disk.pread(handle, HEADER_BYTES, 0)
         try:
@@ -174,17 +225,28 @@ def _open_segment(
             segment.seed, segment.chain, segment.begun = header.seed, header.chain, header.created
             return segment
         rest = disk.pread(handle, size, HEADER_BYTES)
-        segment.seed = salvage_seed(data + rest, base) or 0
+        # The header of a packed segment is written together with the first batch: without it that was not finished.
+        unfinished = segment.packed and mark is None and not any(data)
+        segment.seed = 0 if unfinished else salvage_seed(data + rest, base) or 0
     finally:
         disk.close(handle)
     below_mark = mark is not None and (mark.segment > base or (mark.segment == base and mark.position > HEADER_BYTES))
-    if last and not below_mark and segment.seed == 0 and all_zero(rest):
-        disk.unlink(segment.path)
-        disk.fsync_dir(directory)
+    if last and not below_mark and segment.seed == 0 and (unfinished or all_zero(rest)):
+        _remove_unfinished(disk, segment)
         opened.torn.append({"file": segment.path, "position": 0, "length": size, "offset": base})
         return None
     opened.damages.append(Damage(segment.path, 0, HEADER_BYTES, -7, base, base))
     return segment
+
+
+def _remove_unfinished(disk: Disk, segment: Segment) -> None:
+    if segment.packed:  # its room may be used again
+        handle = disk.open(segment.path, write=True)
+        disk.truncate(handle, 0)
+        disk.fdatasync(handle)
+    else:
+        disk.unlink(segment.path)
+        disk.fsync_dir(segment.directory)
 
 
 def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, strict: bool, opened: Opened) -> int:
@@ -238,7 +300,7 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, s
                 expected = segment.next_offset
     finally:
         disk.close(handle)
-    segment.allocated = size
+    segment.allocated = PACKED_BYTES if segment.packed else size
     if last:
         opened.sound_end = end
         segment.end, segment.next_offset = size if kept else end, expected

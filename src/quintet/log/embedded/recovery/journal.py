@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from quintet import kernel
 from quintet.log.embedded.files.disk import CURABLE, Disk
+from quintet.log.embedded.files.packs import is_packed, with_packs
 from quintet.log.embedded.files.segment import HEADER_BYTES, new_seed, parse_header, segment_name
 from quintet.log.embedded.recovery.directories import Mark
 from quintet.model import limits
@@ -87,7 +88,7 @@ def parse_file(data: bytes) -> Life | None:
 Place = tuple[int, int, int, int, int, int]
 
 
-def pack_record(life: Life, number: int, places: Sequence[Place], buffers: Sequence[bytearray]) -> bytes:
+def pack_record(life: Life, number: int, places: Sequence[Place], buffers: Sequence[bytearray | bytes]) -> bytes:
     table = b"".join([_ENTRY.pack(*place) for place in places])
     body = b"".join(buffers)
     length = _RECORD.size + len(table) + len(body)
@@ -132,27 +133,14 @@ def renew(disk: Disk, handle: int, generation: int) -> tuple[int, Life]:
     return handle, life
 
 
-class Refused(Exception):
-    """A record was not taken for want of space, and the file durably ends before it: it can never be replayed."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def write(
-    disk: Disk, handle: int, position: int, life: Life, number: int, places: list[Place], buffers: list[bytearray]
-) -> None:
-    """Make a record durable. Raises Refused, or OSError: then nobody knows what is in the file, and nothing may follow."""
-    try:
-        disk.pwritev(handle, [pack_record(life, number, places, buffers)], position)
-    except OSError as error:
-        if error.errno not in CURABLE:
-            raise
-        disk.truncate(handle, position)  # writing zeros would need the space that is missing
-        disk.fdatasync(handle)
-        raise Refused(error) from error
+def cut_off(disk: Disk, handle: int, position: int, error: BaseException) -> OSError:
+    """A record was not taken. If that was for want of space, the file durably ends before it, so that it can never be replayed:
+    returns the error. Raises it otherwise: then nobody knows what is in the file, and nothing may follow."""
+    if not isinstance(error, OSError) or error.errno not in CURABLE:
+        raise error
+    disk.truncate(handle, position)  # writing zeros would need the space that is missing
     disk.fdatasync(handle)
+    return error
 
 
 def remove(disk: Disk, directory: str, damaged: Collection[str] = ()) -> None:
@@ -196,13 +184,33 @@ def entries(data: bytes, told: Told) -> Iterator[Entry]:
         at = position + _RECORD.size + len(places) * _ENTRY.size
         for topic_id, partition, base, seed, size, place in places:
             stop = min(at + size, len(data))
-            sound = kernel.walk(data, at, stop, seed, True)[1] - at if at < stop else 0
+            entry = Entry(topic_id, partition, base, seed, place, data[at:stop])
+            sound = _sound_bytes(entry)
             if sound < size:
                 damaged = at + sound if damaged < 0 else damaged
             if sound > 0:
-                yield Entry(topic_id, partition, base, seed, place, data[at : at + sound])
+                yield entry._replace(data=entry.data[:sound])
             at += size
         position, number = position + aligned(length), number + 1
+
+
+def _sound_bytes(entry: Entry) -> int:
+    """How much of an entry is sound batches, behind a sound header if it is the beginning of a segment."""
+    data, at = entry.data, 0
+    if entry.position == 0:
+        if not _is_header(data, entry):
+            return 0
+        at = HEADER_BYTES
+    return kernel.walk(data, at, len(data), entry.seed, True)[1] if at < len(data) else at
+
+
+def _is_header(data: bytes, entry: Entry) -> bool:
+    """Does this begin with the header of the entry's segment?"""
+    try:
+        header = parse_header(data[:HEADER_BYTES])
+    except ValueError:  # of a newer version
+        return False
+    return header is not None and header.seed == entry.seed
 
 
 def _record(data: bytes, position: int, life: Life, number: int) -> tuple[int, int, list[Place]] | None:
@@ -243,8 +251,10 @@ def load(disk: Disk, directory: str, report: Callable[[str, dict[str, object]], 
 def waiting(
     disk: Disk, directory: str, marks: Mapping[tuple[int, int], Mark], found: list[Entry]
 ) -> dict[str, list[Entry]]:
-    """Entries by the segment file they belong to, without those that are below the durable mark, or whose file retention
-    or compaction took or replaced since."""
+    """Entries by the segment they belong to, without those that are below the durable mark, or whose segment retention or
+    compaction took or replaced since. A packed segment of which the journal has the beginning need not be there: then a
+    power cut took it."""
+    disk = with_packs(disk)
     by_path: dict[str, list[Entry]] = {}
     for entry in found:
         mark = marks.get((entry.topic_id, entry.partition))
@@ -255,17 +265,23 @@ def waiting(
         by_path.setdefault(path, []).append(entry)
     kept: dict[str, list[Entry]] = {}
     for path, group in by_path.items():
+        room = disk.read_packed(directory, group[0].topic_id, group[0].partition)
+        if all(room.startswith(entry.data, entry.position) for entry in group):
+            continue  # all of it is there: usual after a kill, and there may be 100,000 of them
+        begun = next((number for number, entry in enumerate(group) if entry.position == 0), None)
         try:
             handle = disk.open(path)
         except FileNotFoundError:
+            if begun is not None and disk.is_blank(path):
+                kept[path] = [entry for entry in group[begun:] if entry.seed == group[begun].seed]
             continue
         try:
-            header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
-        except ValueError:
-            header = None
+            data = disk.pread(handle, HEADER_BYTES, 0)
         finally:
             disk.close(handle)
-        same = [] if header is None else [entry for entry in group if entry.seed == header.seed]
+        same = [entry for entry in group if _is_header(data, entry)]
+        if not same and begun is not None and is_packed(handle) and not any(data):  # only its first sector is missing
+            same = [entry for entry in group[begun:] if entry.seed == group[begun].seed]
         if same:
             kept[path] = same
     return kept
@@ -278,17 +294,22 @@ def replay(
     report: Callable[[str, dict[str, object]], None],
 ) -> tuple[int, list[str]]:
     """Put back what a power cut took from the segments. Returns how many entries had to be written again, and the files
-    that must be durable before the journal is removed. Killed at any point, it is simply done again."""
-    written = 0
-    files = waiting(disk, directory, marks, load(disk, directory, report))
-    for path, group in files.items():
-        handle = disk.open(path, write=True)
+    that must be durable, beside the packs, before the journal is removed. Killed at any point, it is simply done again."""
+    disk = with_packs(disk, writes=True)
+    written, files = 0, list[str]()
+    for path, group in waiting(disk, directory, marks, load(disk, directory, report)).items():
+        try:
+            handle = disk.open(path, write=True)
+        except FileNotFoundError:
+            handle = disk.begin(path)
+        if not is_packed(handle):
+            files.append(path)
         try:
             for entry in group:
                 written += _put_back(disk, handle, path, entry, report)
         finally:
             disk.close(handle)
-    return written, list(files)
+    return written, files
 
 
 def finish_replay(disk: Disk, directory: str, files: list[str], damaged: Collection[str]) -> None:
@@ -322,7 +343,7 @@ def lacking(disk: Disk, handle: int, entry: Entry) -> tuple[int, bytes]:
     there = disk.pread(handle, len(entry.data), entry.position)
     if there == entry.data:
         return entry.position, b""
-    sound = kernel.walk(there, 0, len(there), entry.seed, True)[1]
+    sound = _sound_bytes(entry._replace(data=there))
     if there[:sound] != entry.data[:sound]:
         raise ValueError("the segment holds something else")
     return entry.position + sound, entry.data[sound:]

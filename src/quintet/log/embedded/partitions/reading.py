@@ -1,0 +1,147 @@
+"""Reads a partition in files: from the tail cache, from the page cache, from disk; and says what is where and who watches.
+
+The part of FilePartition that changes nothing of the log. Reading itself is files/reader.py.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from quintet.log.base import Fetched, SegmentFile
+from quintet.log.embedded.files import reader
+from quintet.log.embedded.files.segment import HEADER_BYTES, Segment, adopt_index
+from quintet.log.embedded.partitions.shared import Shared, TailCache
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import CorruptData
+from quintet.model.scheduler import call_each
+
+READ_NOW_BYTES: Final = 4 * limits.MIB
+
+
+class ReadablePartition:
+    """See log.base.Partition for what each public method promises."""
+
+    __slots__ = ("_pending_bytes", "_shared", "_visible", "_watchers", "cache", "directory", "segments")
+
+    def __init__(self, shared: Shared, directory: str, segments: list[Segment], visible: int) -> None:
+        self._shared = shared
+        self.directory = directory
+        self.segments = segments
+        self.cache = TailCache(shared)
+        self._visible = visible
+        self._pending_bytes = 0
+        # Most partitions are idle: no list until it is needed.
+        self._watchers: list[Callable[[], None]] | tuple[()] = ()
+
+    @property
+    def start(self) -> int:
+        return self.segments[0].base if self.segments else self._visible
+
+    @property
+    def visible(self) -> int:
+        return self._visible
+
+    @property
+    def size(self) -> int:
+        """Bytes of batches kept on disk."""
+        return sum(segment.end for segment in self.segments)
+
+    def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
+        if offset >= self._visible:
+            return []
+        return self.cache.read(offset, max_bytes)
+
+    def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
+        offset = max(offset, self.start)
+        if offset >= self._visible:
+            self._shared.scheduler.soon(partial(done, [], None))
+            return
+        self._shared.stats["fetches"] += 1
+        first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
+        shared = self._shared
+        if max_bytes <= reader.WARM_BYTES_MAX:
+            view = reader.View(self.segments[first])
+            batches = reader.read_warm(shared.disk, shared.read_buffers, view, offset, max_bytes)
+            if batches:
+                shared.scheduler.soon(partial(done, batches, None))
+                return
+        views = [reader.View(segment) for segment in self.segments[first:]]
+        work = partial(reader.read, shared.disk, shared.read_buffers, views, offset, max_bytes)
+        shared.scheduler.offload(work, partial(self._fetched, done))
+
+    def read_now(self, offset: int) -> list[RecordBatch]:
+        offset = max(offset, self.start)
+        first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
+        views = [reader.View(segment) for segment in self.segments[first:]]
+        found: list[RecordBatch] = []
+        try:
+            result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        except OSError as error:
+            raise CorruptData(f"{self.directory}: cannot be read: {error.strerror or error}") from error
+        self._fetched(lambda batches, _: found.extend(batches), result)
+        return found
+
+    def files(self, first: int, last: int) -> list[SegmentFile]:
+        found = []
+        last = min(last, self._visible)
+        for segment in self.segments[max(bisect_right(self.segments, first, key=_base_of) - 1, 0) :]:
+            if segment.base >= last or first >= last:
+                break
+            if segment.next_offset > first:
+                place = segment.index.place(first) if segment.index is not None else None
+                position = place[1] if place is not None else HEADER_BYTES
+                path = os.path.abspath(segment.path)
+                found.append(SegmentFile(path, segment.seed, position, segment.base, segment.next_offset))
+        return found
+
+    def bytes_from(self, offset: int) -> int:
+        total = self._pending_bytes
+        for segment in reversed(self.segments):
+            if segment.base <= offset:
+                span = max(segment.next_offset - segment.base, 1)
+                return total + segment.end * max(segment.next_offset - offset, 0) // span
+            total += segment.end
+        return total
+
+    def offset_at(self, timestamp: int) -> int:
+        for segment in self.segments:
+            if 0 <= segment.max_timestamp < timestamp:
+                continue
+            index = segment.index
+            if index is None or index.first > HEADER_BYTES:
+                return segment.base
+            found = index.offset_at(timestamp)
+            if found is not None:
+                return found
+        return self._visible
+
+    def watch(self, call: Callable[[], None]) -> None:
+        if isinstance(self._watchers, list):
+            self._watchers.append(call)
+        else:
+            self._watchers = [call]
+
+    def unwatch(self, call: Callable[[], None]) -> None:
+        if isinstance(self._watchers, list) and call in self._watchers:
+            self._watchers.remove(call)
+
+    def _notify(self) -> None:
+        if self._watchers:
+            call_each(self._shared.scheduler, tuple(self._watchers))
+
+    def _fetched(self, done: Fetched, result: reader.Found | BaseException) -> None:
+        if isinstance(result, BaseException):
+            done([], CorruptData(f"{self.directory}: cannot be read: {result}"))
+            return
+        for segment, index, stop in result.indexes:
+            adopt_index(segment, index, stop)
+        if result.damages:
+            self._shared.quarantine(result.damages)
+        done(result.batches, None)
+
+
+def _base_of(segment: Segment) -> int:
+    return segment.base
