@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.log.journal_reader import patched, patches
+from tests.log.journal_reader import partitions, patched, patches, segments
 
 Record = tuple[int, int, int, bytes | None, bytes | None]  # topic_id, partition, offset, key, value
 
@@ -127,11 +127,10 @@ def segment_records(
 def records(directory: Path, problems: list[str] | None = None) -> Iterator[Record]:
     """Every sound record of a data directory, partition by partition, in offset order, as the next start leaves it."""
     journal = patches(directory)
-    for topic in sorted((directory / "topics").glob("[0-9]*")):
-        for partition in sorted(topic.glob("[0-9]*"), key=lambda path: int(path.name)):
-            reached = -1
-            for path in sorted(partition.glob("*.seg")):
-                for offset, key, value in segment_records(patched(path, journal), int(path.stem), str(path), problems):
-                    if offset > reached:  # a crash within compaction can leave a file whose content the one before has
-                        reached = offset
-                        yield int(topic.name), int(partition.name), offset, key, value
+    for partition in partitions(directory, journal):
+        reached = -1
+        for path in segments(partition, journal):
+            for offset, key, value in segment_records(patched(path, journal), int(path.stem), str(path), problems):
+                if offset > reached:  # a crash within compaction can leave a file whose content the one before has
+                    reached = offset
+                    yield int(partition.parent.name), int(partition.name), offset, key, value

@@ -24,9 +24,43 @@ def patches(directory: Path) -> Patches:
     return found
 
 
+def packed(path: Path) -> bytes:
+    """What is in the room that a segment with this path has in a pack (section 12)."""
+    topic, partition = int(path.parts[-3]), path.parts[-2]
+    pack = path.parents[3] / "packs" / f"{topic // 256:08d}.{partition}"
+    at = topic % 256 * 2048
+    return pack.read_bytes()[at : at + 2048] if pack.exists() else b""
+
+
+def given_up(room: bytes) -> bool:
+    return room[:4] == b"QNTG"
+
+
+def segments(partition: Path, found: Patches) -> list[Path]:
+    """The segments of a partition's directory, with what is in a pack, or will be."""
+    paths = {*partition.glob("*.seg"), *(path for path in found if path.parent == partition)}
+    room = packed(partition / "0")
+    if any(room) and not given_up(room):
+        paths.add(partition / f"{int.from_bytes(room[32:40], 'little'):020d}.seg")
+    return sorted(paths)
+
+
+def partitions(directory: Path, found: Patches) -> list[Path]:
+    """The directories of all partitions, also of those that have none because they are in packs."""
+    there = {path for path in (directory / "topics").glob("[0-9]*/[0-9]*") if path.name.isdecimal()}
+    there |= {path.parent for path in found}
+    for pack in (directory / "packs").glob("*.*"):
+        data, number, partition = pack.read_bytes(), *pack.name.split(".")
+        for place in range(256):
+            room = data[place * 2048 : (place + 1) * 2048]
+            if any(room) and not given_up(room):
+                there.add(directory / "topics" / f"{int(number) * 256 + place:08d}" / partition)
+    return sorted(there, key=lambda path: (path.parent.name, int(path.name)))
+
+
 def patched(path: Path, found: Patches) -> bytes:
-    """A segment file as the next start will leave it."""
-    data = bytearray(path.read_bytes())
+    """A segment as the next start will leave it."""
+    data = bytearray(path.read_bytes() if path.exists() else packed(path))
     for position, patch in found.get(path, []):
         data.extend(bytes(max(position + len(patch) - len(data), 0)))
         data[position : position + len(patch)] = patch
@@ -53,8 +87,11 @@ def _read(directory: Path, data: bytes, found: Patches) -> None:
             path = directory / "topics" / f"{topic:08d}" / str(partition) / f"{base:020d}.seg"
             batches = data[end : end + length]
             end += length
-            if path.exists() and struct.unpack("<I", path.read_bytes()[16:20])[0] == segment_seed:
-                found.setdefault(path, []).append((position, _sound(batches, segment_seed)))
+            room = path.read_bytes() if path.exists() else packed(path)
+            begins = position == 0 and (not any(room[:512]) or path in found) and not path.exists()
+            if begins or room[16:20] == struct.pack("<I", segment_seed) or path in found:
+                head = 512 if position == 0 else 0
+                found.setdefault(path, []).append((position, batches[:head] + _sound(batches[head:], segment_seed)))
 
 
 def _sound(batches: bytes, seed: int) -> bytes:

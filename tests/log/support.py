@@ -24,11 +24,12 @@ class Harness:
     def __init__(
         self, disk: Disk | None = None, directory: Path = DATA, start: bool = True, journal: int = 0, **options: Any
     ) -> None:
-        """journal: bytes of each file, and everything small goes there; 0: nothing does. options: of the engine."""
+        """journal: bytes of each file, and everything small goes there; 0: nothing does. options: of the engine. Every segment
+        is a file unless `packs` says otherwise: what is in packs is looked at in test_packs.py, test_crash.py and others."""
         self.disk: Disk = disk if disk is not None else SimDisk()
         self.directory = directory
         self.journal = journal
-        self.options = options
+        self.options = {"packs": False, **options}
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.acks: list[tuple[int, Exception | None]] = []
         if start:

@@ -114,7 +114,7 @@ def test_which_topics_are_chained(mode: str, durability: Any, compact: bool, cha
     found = sound(harness.sim)
     assert (found.rows == 1) is chained
     assert (found.anchors is not None) is chained
-    assert file_of(harness.sim, "/data/format") == b"quintet-data 3\n"
+    assert file_of(harness.sim, "/data/format") == b"quintet-data 4\n"
 
 
 def test_a_memory_topic_that_becomes_durable_begins_a_chain_there() -> None:
@@ -167,7 +167,7 @@ def test_an_old_log_is_continued_by_a_chain_of_its_own() -> None:
     harness.close()
     found = sound(harness.sim)
     assert (found.rows, found.partitions[0].unchained > 0, found.partitions[0].next_offset) == (5, True, 45)
-    assert file_of(harness.sim, "/data/format") == b"quintet-data 3\n"
+    assert file_of(harness.sim, "/data/format") == b"quintet-data 4\n"
 
 
 def test_a_chained_log_stays_chained_whatever_the_option_says() -> None:
@@ -179,7 +179,7 @@ def test_a_chained_log_stays_chained_whatever_the_option_says() -> None:
     harness.write(harness.open(), 5, seed=2)
     harness.close()
     assert sound(harness.sim).rows == 10
-    assert file_of(harness.sim, "/data/format") == b"quintet-data 3\n"
+    assert file_of(harness.sim, "/data/format") == b"quintet-data 4\n"
 
 
 def test_a_key_can_come_and_change_and_its_absence_shows() -> None:
@@ -296,6 +296,7 @@ class Life:
         self.rng = rng = Random(seed)
         self.disk = SimDisk(seed=seed)
         options: dict[str, Any] = {"anchor_us": rng.choice((1, 1_000_000)), "chain_key": rng.choice((b"", KEY))}
+        options["packs"] = seed % 2 == 1
         self.harness = anchored(self.disk, journal=rng.choice((0, SMALL_JOURNAL)), **options)
         self.spec = TopicSpec(
             TOPIC, "t", partitions=2, segment_bytes=4096, retention_bytes=rng.choice((0, 20_000, 20_000))
@@ -383,9 +384,10 @@ def test_whatever_happens_what_is_left_is_one_chain() -> None:
     assert retained > SEEDS // 4
 
 
-def test_power_lost_at_every_call_of_a_life() -> None:
+@pytest.mark.parametrize("packs", [False, True])
+def test_power_lost_at_every_call_of_a_life(packs: bool) -> None:
     def live(disk: SimDisk) -> None:
-        harness = anchored(disk, anchor_us=1)
+        harness = anchored(disk, anchor_us=1, packs=packs)
         spec = TopicSpec(TOPIC, "t", segment_bytes=4096, retention_bytes=6000)
         partition = harness.open(spec)
         for number in range(12):
@@ -405,7 +407,7 @@ def test_power_lost_at_every_call_of_a_life() -> None:
             raise PowerLoss  # the last calls are of threads whose failure nobody sees
         disk.crash(Random(call))
         assert verify(disk).broken is None, call
-        harness = anchored(disk)
+        harness = anchored(disk, packs=packs)
         partition = harness.open(TopicSpec(TOPIC, "t", segment_bytes=4096))
         harness.write(partition, 2)
         harness.close()

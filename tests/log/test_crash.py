@@ -34,7 +34,7 @@ class Story:
 
 
 def workload(disk: SimDisk, story: Story, rng: Random, journal: int = 0) -> None:
-    harness = Harness(disk, journal=journal)
+    harness = Harness(disk, journal=journal, packs=True)
     specs = (PLAIN, TABLE, SHORT)
     partitions = {spec.id: harness.open(spec) for spec in specs}
     for spec in specs:

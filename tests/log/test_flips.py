@@ -1,7 +1,7 @@
 """S4: every bit of a segment, an index and a checkpoint is flipped once. Nothing wrong is ever served, nothing below the
 durable mark is silently missing, and what is missing is named by file and position.
 
-QUINTET_S4_BYTES sets the size of the segment that goes through the whole engine (default 2,048, in `make campaign` 8,192; the bar is 65,536). All
+QUINTET_S4_BYTES sets the size of the segment that goes through the whole engine (default 1,200, in `make campaign` 8,192; the bar is 65,536). All
 bits of a 64 KiB segment always go through the kernel's check. Sabotaged variants prove that the judge can say no.
 """
 
@@ -19,7 +19,7 @@ from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, Harness, Rows
 
 SEGMENT = f"{PARTITION}/{0:020d}.seg"
-ENGINE_BYTES = int(os.environ.get("QUINTET_S4_BYTES", "2048"))
+ENGINE_BYTES = int(os.environ.get("QUINTET_S4_BYTES", "1200"))
 SEGMENT_BYTES = 65_536
 
 
@@ -101,7 +101,9 @@ class Image:
 
 @pytest.mark.parametrize(("share", "clean"), [(0.5, False), (1.0, True)])
 def test_every_bit_of_a_segment_through_the_engine(share: float, clean: bool) -> None:
-    image = Image(ENGINE_BYTES if clean else max(ENGINE_BYTES // 4, 1500), share, clean)
+    image = Image(ENGINE_BYTES if clean else max(ENGINE_BYTES // 4, 1000), share, clean)
+    assert 0 < image.marked <= len(image.rows) - (not clean), "batches below the mark, and above it"
+    assert len(image.rows) > 2
     disk = SimDisk()
     for bit in range(image.end * 8):
         assert image.judge(disk, SEGMENT, bit) == []

@@ -6,6 +6,7 @@ are its own bytes: torn, flipped, stale, replayed twice, full, refused.
 
 import contextlib
 import errno
+import os
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ import pytest
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.inspect import Summary, dump, verify
-from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.partition import STAGE_EARLY_BYTES, FilePartition
 from quintet.log.embedded.recovery import journal
 from quintet.model.errors import DataDirError, PartitionFailed, StorageFull
 from quintet.testing.sim import SimDisk, SimScheduler
@@ -25,6 +26,7 @@ SEGMENT = f"{PARTITION}/{0:020d}.seg"
 JOURNAL = "/data/journal.a"
 PARTITIONS = 6
 BYTES = 1 << 20
+BIT_STEP = 37 if os.environ.get("QUINTET_TEST_LONG") else 101  # prime to 8: each bit of a byte has its turn
 SPEC = TopicSpec(TOPIC, "t", partitions=PARTITIONS)
 
 
@@ -181,7 +183,7 @@ def test_a_tear_at_every_byte_of_the_last_record(kind: str) -> None:
         assert many.round() == [None] * PARTITIONS
 
 
-def test_every_bit_of_the_journal() -> None:
+def test_flipped_bits_of_the_journal() -> None:
     """Together with a power cut: at most what the damaged record held is missing, and a record with others behind it is
     named. Without one, nothing is missing at all."""
     image, sent, before = crashed(3, size=40)
@@ -189,7 +191,7 @@ def test_every_bit_of_the_journal() -> None:
     assert data is not None
     end = data.rindex(b"QNTJRN1\0") + 2048
     disk = SimDisk()
-    for bit in range(0, end * 8, 37):
+    for bit in range(0, end * 8, BIT_STEP):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         disk.restore(before | {JOURNAL: bytes(flipped)})
@@ -270,6 +272,44 @@ def test_a_failed_record_fails_everybody_in_it_and_nobody_else(operation: str, c
     for rows, acked in zip(many.readable(), many.sent, strict=True):
         assert rows[: len(acked)] == acked
     assert many.round() == [None] * PARTITIONS
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.EIO, PartitionFailed), (errno.ENOSPC, StorageFull)])
+def test_a_segment_that_refuses_its_chunk_refuses_for_itself_alone(code: int, kind: type[Exception]) -> None:
+    for victim in range(PARTITIONS):
+        many = Many()
+        for _ in range(3):
+            assert many.round() == [None] * PARTITIONS
+        records = many.records()
+        many.sim.fail("pwritev", 1 + victim, code)  # the segments are written first, one after the other
+        answers = many.round()
+        assert [number for number, answer in enumerate(answers) if answer is not None] == [victim]
+        assert isinstance(answers[victim], kind)
+        assert many.records() == records + 1
+        assert many.readable() == many.sent
+        many.sim.crash(Random(victim))
+        many.restart()
+        for rows, acked in zip(many.readable(), many.sent, strict=True):
+            assert rows[: len(acked)] == acked
+
+
+def test_what_is_staged_early_during_a_record_is_written_after_it() -> None:
+    many = Many()
+    for _ in range(3):
+        assert many.round() == [None] * PARTITIONS
+    scheduler = many.harness.scheduler
+    scheduler.held = True
+    for partition in many.partitions:
+        many.harness.append(partition, [b"in the record"])
+    scheduler.run_until_idle()
+    assert len(scheduler.jobs) == 1
+    many.harness.append(
+        many.partitions[0], [bytes(STAGE_EARLY_BYTES)]
+    )  # sealed at once, although the record is under way
+    scheduler.run_until_idle()
+    scheduler.held = False
+    scheduler.run_until_idle()
+    assert [error for _, error in many.harness.acks] == [None] * (PARTITIONS + 1)
 
 
 def test_a_record_refused_for_want_of_space_is_void() -> None:

@@ -46,9 +46,10 @@ class LogMachine(RuleBasedStateMachine):
         segment_bytes=st.sampled_from([2048, 16_384, 65_536]),
         retention_bytes=st.sampled_from([0, 0, 20_000]),
         journal=st.sampled_from([0, 8_192, 65_536]),
+        packs=st.booleans(),
     )
-    def begin(self, durability: str, segment_bytes: int, retention_bytes: int, journal: int) -> None:
-        self.harness = Harness(self.disk(), journal=journal)
+    def begin(self, durability: str, segment_bytes: int, retention_bytes: int, journal: int, packs: bool) -> None:
+        self.harness = Harness(self.disk(), journal=journal, packs=packs)
         self.spec = TopicSpec(
             TOPIC,
             "t",

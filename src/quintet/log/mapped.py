@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 from quintet import kernel
 from quintet.log.embedded.files import identity
+from quintet.log.embedded.files.packs import PACKED_BYTES, base_in, place_of
 from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     REASONS,
@@ -164,8 +165,14 @@ def _successor_of(path: str, offset: int) -> str | None:
 
 @contextmanager
 def _mapped(path: str) -> Iterator[tuple[mmap.mmap | bytes, int]]:
-    """The bytes of a file, and its handle. An empty one cannot be mapped and has none."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """The bytes of a segment, and the handle of its file. An empty one cannot be mapped and has none; one in a pack is small,
+    and read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        with _packed(path) as found:
+            yield found
+        return
     try:
         data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ) if os.fstat(handle).st_size else b""
         try:
@@ -173,6 +180,25 @@ def _mapped(path: str) -> Iterator[tuple[mmap.mmap | bytes, int]]:
         finally:
             if isinstance(data, mmap.mmap):
                 data.close()
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _packed(path: str) -> Iterator[tuple[bytes, int]]:
+    """As _mapped, of a segment for which there is no file. FileNotFoundError if it is in no pack either."""
+    place = place_of(path)
+    if place is None:
+        raise FileNotFoundError(path)
+    handle = os.open(place.pack, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(handle, PACKED_BYTES, place.position)
+        base = base_in(data)
+        # A second look: room that is given up says so before the rest of it is cleared.
+        again = base_in(os.pread(handle, PACKED_BYTES, place.position))
+        if base is None or base != again or segment_name(base) != os.path.basename(path):
+            raise FileNotFoundError(path)
+        yield data, handle
     finally:
         os.close(handle)
 

@@ -20,6 +20,7 @@ from quintet.log import anchors, chain
 from quintet.log.anchors import Anchored, AnchorsBroken, KeyMissing
 from quintet.log.chain import Break, CannotCheck, Head, Keys, PartitionVerdict, genesis
 from quintet.log.embedded.files.disk import Disk, OsDisk
+from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import segment_name
 from quintet.log.embedded.recovery.directories import partitions, segment_bases
 from quintet.model.errors import DataDirError
@@ -135,6 +136,7 @@ def _pardon(anchored: Anchored | None, later: Anchored | None) -> None:
 def plan(disk: Disk, directory: str, anchored: Anchored | None) -> list[Piece]:
     """All files there are. Read the anchors before: then what they claim must be in the files."""
     pieces = []
+    disk = with_packs(disk)
     for topic_id, number, path in sorted(partitions(disk, directory)):
         bases = segment_bases(disk, path)
         heads = _heads(anchored, topic_id, number)

@@ -1,0 +1,351 @@
+"""Runs one node of a cell: an embedded log whose writes go through the WAL. No option of the configuration starts it yet (ADR 39).
+
+A follower reads the WAL into its files and serves nothing. When it leads, whoever started it builds the broker on this log. When it
+is fenced, `ended` is called once, and the process must end without another answer: it comes back as a follower.
+
+Not replicated yet, and refused: stages, purging, a memory topic that becomes durable. The WAL is not trimmed yet.
+
+At a start the WAL is read from the applied mark on (mark.py). The files of a deleted topic go only when a mark has its deletion: its
+batches could not be applied again to a topic that is gone. Until then the mark names it, and a start removes what is left of it.
+"""
+
+import os.path
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from quintet.log.base import Partition, TopicSpec
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files import identity
+from quintet.log.embedded.files.disk import Disk, replace_file
+from quintet.log.embedded.partitions.shared import Report
+from quintet.log.embedded.stages import FileStage, FileStages
+from quintet.log.replicated.fold import Fold
+from quintet.log.replicated.kafka import Produced, Read, WalIdentity
+from quintet.log.replicated.mark import NAME, AppliedMark, load, store
+from quintet.log.replicated.partition import CellPartition
+from quintet.log.replicated.records import Entry, EntryKind, WalRecord, spec_of, topic, topic_deleted
+from quintet.log.replicated.replica import DEFAULT_TIMING, Replica, Timing
+from quintet.log.replicated.shipping import Shippable, Shipping
+from quintet.model import limits
+from quintet.model.errors import CorruptData, DataDirError, QuintetError, StorageError
+from quintet.model.scheduler import Scheduler
+
+TICK_US: Final = 50_000
+MAINTAIN_TICKS: Final = 2  # of a follower: its broker, which would do it, is not there
+MARK_INTERVAL_US: Final = 1_000_000
+
+
+class Wal(Protocol):
+    """What a node needs of a transport; KafkaWal is one."""
+
+    def prepare(self, known: WalIdentity | None) -> WalIdentity: ...
+
+    def open(self) -> None: ...
+
+    def produce(self, record: bytes, done: Produced) -> None: ...
+
+    def read_from(
+        self, offset: int, read: Read, failed: Callable[[StorageError], None], full: Callable[[], bool]
+    ) -> None: ...
+
+    def stop_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ReplicatedLog(EmbeddedLog):
+    """`recover`, then `take_part`. The host of its replica."""
+
+    partition_type = CellPartition
+
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk,
+        scheduler: Scheduler,
+        report: Report,
+        wal: Wal,
+        node: str,
+        *,
+        timing: Timing = DEFAULT_TIMING,
+        **options: Any,
+    ) -> None:
+        """options: of EmbeddedLog."""
+        super().__init__(directory, disk, scheduler, report, **options)
+        self._shared.committer = self._shipping = Shipping(disk, scheduler, report)
+        self._shipping.directory = self._directory
+        self._shipping.ship = self._ship
+        self._shipping.failed = self._local_failed
+        self.stages = _RefusedStages(self._shared, self._directory)
+        self._wal = wal
+        self._specs: dict[int, TopicSpec] = {}  # as they were shipped
+        self._applied: dict[int, TopicSpec] = {}  # as far as they count
+        self._deleted: set[int] = set()  # whose files may still be there
+        self._next_mark: AppliedMark | None = None  # that waits for syncs
+        self._unsynced: dict[Shippable, int] = {}  # partitions it waits for, up to which offset
+        self._marked = -1  # the WAL offset of the last one that was stored
+        self._marked_at = 0
+        self._storing = False
+        # What is done when a mark has reached a WAL offset.
+        self._behind_mark: list[tuple[int, Callable[[], None]]] = []
+        instance = b"".join(disk.entropy().to_bytes(4, "little") for _ in range(2))
+        self.replica = Replica(node, instance, Fold(), timing, self)
+        self._ticks = 0
+        self._leading: Callable[[], None]
+        self._ended: Callable[[str], None]
+        self._over = False
+
+    # -- starting and stopping -----------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Also checks the WAL, and that this directory belongs to it. Blocks."""
+        wal = self._wal.prepare(None)
+        log = blake2b(f"{wal.cluster} {wal.topic}".encode(), digest_size=identity.DIGITS // 2).hexdigest()
+        disk, directory = self._disk, self._directory
+        found = identity.read(disk, directory) if disk.is_dir(directory) else ""
+        if found and found != log:
+            raise DataDirError(
+                f"{directory}: holds the log {found}; the WAL {wal.topic} of cluster {wal.cluster} has the log {log}",
+                hint="name an empty directory, or the WAL that this one followed",
+            )
+        if not found:
+            if not disk.is_dir(directory):
+                disk.mkdir(directory)
+            replace_file(disk, directory, identity.NAME, identity.text(log))
+        super().recover()
+        self._open_marked()
+        self._wal.open()
+
+    def _open_marked(self) -> None:
+        mark = load(self._disk, self._directory) or AppliedMark(Fold(), {}, ())
+        for topic_id in mark.deleted:
+            self._deleted.add(topic_id)
+            super().delete_topic(topic_id)
+        for spec in mark.specs.values():
+            super().open_topic(spec)
+        self._specs, self._applied = dict(mark.specs), dict(mark.specs)
+        self.replica.fold = mark.fold
+        self._marked = mark.fold.next
+
+    def take_part(self, leading: Callable[[], None], ended: Callable[[str], None]) -> None:
+        """Follow. leading(): this node leads, and everything before is in its files. ended(reason): it must end now."""
+        self._leading, self._ended = leading, ended
+        self.replica.start(self._scheduler.monotonic())
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._over:
+            return
+        self.replica.tick(self._scheduler.monotonic())
+        self._ticks += 1
+        if not self.replica.leads and self._ticks % MAINTAIN_TICKS == 0:
+            self.maintain(self._scheduler.now())
+        self._look_at_mark(self._scheduler.monotonic())
+        self._scheduler.later(TICK_US, self._tick)
+
+    def _look_at_mark(self, monotonic: int) -> None:
+        """Store how far the WAL is applied, when all of that is synced."""
+        if self._storing:
+            return
+        if self._next_mark is None:
+            fold = self.replica.fold
+            if fold.next == self._marked or (monotonic - self._marked_at < MARK_INTERVAL_US and not self._behind_mark):
+                return
+            self._marked_at = monotonic
+            self._deleted = {found for found in self._deleted if self._disk.is_dir(self._topic_path(found))}
+            self._next_mark = AppliedMark(fold.copy(), dict(self._applied), tuple(self._deleted))
+            self._unsynced |= {partition: partition.end for partition in self._shipping.touched}
+            self._shipping.touched.clear()
+        for partition, end in list(self._unsynced.items()):
+            if partition.is_synced(end) or partition.topic_id not in self._topics:
+                del self._unsynced[partition]
+        if not self._unsynced:
+            self._storing = True
+            work = partial(store, self._disk, self._directory, self._next_mark)
+            self._scheduler.offload(work, partial(self._mark_stored, self._next_mark.fold.next))
+
+    def _mark_stored(self, offset: int, error: BaseException | None) -> None:
+        self._storing, self._next_mark = False, None
+        if error is not None:
+            self._report("mark_failed", {"file": f"{self._directory}/{NAME}", "error": str(error)})
+            return
+        self._marked = offset
+        due = [call for needed, call in self._behind_mark if needed <= offset]
+        self._behind_mark = [each for each in self._behind_mark if each[0] > offset]
+        for call in due:
+            call()
+
+    def _end_with(self, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._report("node_ended", {"node": self.replica.node, "reason": reason})
+            self._ended(reason)
+
+    def may_answer(self) -> bool:
+        return self.replica.may_answer(self._scheduler.monotonic())
+
+    def _local_failed(self, error: StorageError) -> None:
+        self._end_with(f"this node cannot write what the WAL has confirmed: {error}")
+
+    def close(self, done: Callable[[], None]) -> None:
+        def closed() -> None:
+            self._over = True
+            self._wal.close()
+            done()
+
+        super().close(closed)
+
+    # -- what the replica asks for -------------------------------------------------------------------------------------
+
+    def claim(self, record: bytes) -> None:
+        self._wal.produce(record, self._claimed)
+
+    def _claimed(self, offset: int, error: str) -> None:
+        if error:
+            self.replica.claim_unanswered(self._scheduler.monotonic())
+        else:
+            self.replica.claim_answered(offset)
+
+    def produce(self, sequence: int, record: bytes) -> None:
+        self._wal.produce(record, partial(self._produced, sequence))
+
+    def _produced(self, sequence: int, offset: int, error: str) -> None:
+        if self._over:
+            return
+        if error:
+            self.replica.write_failed(sequence, error)
+        else:
+            self.replica.answered(sequence, offset, self._scheduler.monotonic())
+
+    def read_from(self, offset: int) -> None:
+        self._wal.read_from(offset, self._read, lambda error: self._end_with(str(error)), self._is_full)
+
+    def _is_full(self) -> bool:
+        """Is so much read and not written that reading must wait?"""
+        return self.unsynced_bytes > limits.UNSYNCED_BYTES_MAX
+
+    def stop_reading(self) -> None:
+        self._wal.stop_reading()
+
+    def _read(self, offset: int, record: bytes) -> None:
+        if self._over:
+            return
+        try:
+            self.replica.read(offset, record, self._scheduler.monotonic())
+        except QuintetError as error:
+            self._end_with(str(error))
+
+    def confirmed(self, sequence: int) -> None:
+        self._shipping.confirmed(sequence)
+
+    def lead(self) -> None:
+        self._report("node_leads", {"node": self.replica.node, "epoch": self.replica.epoch})
+        self._when_written()
+
+    def _when_written(self) -> None:
+        """The broker reads its tables at its start: what was applied must be in them. It answers: there must be a lease."""
+        partitions = (partition for found in self._topics.values() for partition in found)
+        occupied = any(isinstance(partition, CellPartition) and partition.is_occupied for partition in partitions)
+        if occupied or not self.may_answer():
+            self._scheduler.later(TICK_US, self._when_written)
+        elif not self._over:
+            self._leading()
+
+    def step_down(self, reason: str) -> None:
+        self._end_with(reason)
+
+    def apply(self, offset: int, record: WalRecord) -> None:
+        for entry in record.entries:
+            self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.BATCH:
+            partitions = self._topics.get(entry.topic_id, [])
+            partition = partitions[entry.partition] if entry.partition < len(partitions) else None
+            if not isinstance(partition, CellPartition):
+                raise CorruptData(
+                    f"the WAL has a batch for partition {entry.partition} of topic {entry.topic_id}, which is not there"
+                )
+            partition.apply(bytearray(entry.body))
+        elif entry.kind is EntryKind.TOPIC:
+            spec = self._specs[entry.topic_id] = self._applied[entry.topic_id] = spec_of(entry)
+            if spec.id in self._topics:
+                super().alter_topic(spec)
+            else:
+                super().open_topic(spec)
+        elif entry.kind is EntryKind.TOPIC_DELETED:
+            self._specs.pop(entry.topic_id, None)
+            self._delete_behind_mark(entry.topic_id)
+
+    def _delete_behind_mark(self, topic_id: int) -> None:
+        """The deletion counts: the files go when a mark says so too."""
+        self._applied.pop(topic_id, None)
+        self._deleted.add(topic_id)
+        self._behind_mark.append((self.replica.fold.next, partial(EmbeddedLog.delete_topic, self, topic_id)))
+
+    def _topic_path(self, topic_id: int) -> str:
+        return os.path.dirname(self._path(topic_id, 0))
+
+    def topic_ids(self) -> list[int]:
+        """Without those whose files wait to be removed: the broker would make them again."""
+        return [topic_id for topic_id in super().topic_ids() if topic_id not in self._deleted]
+
+    # -- what the broker asks for --------------------------------------------------------------------------------------
+
+    def _ship(self, entries: Sequence[Entry]) -> int:
+        return self.replica.ship(entries, self._scheduler.monotonic())
+
+    def _is_packable(self, spec: TopicSpec) -> bool:
+        """A packed segment becomes durable by the journal, which a cell does not use: the WAL is its journal."""
+        return False
+
+    def open_topic(self, spec: TopicSpec) -> list[Partition]:
+        self._announce(spec)
+        return super().open_topic(spec)
+
+    def _announce(self, spec: TopicSpec) -> None:
+        """What is in memory stays on the leader, and is empty after a take-over, as after a restart."""
+        if spec.durability != "memory" and self._specs.get(spec.id) != spec:
+            self._specs[spec.id] = spec
+            self._shipping.change(topic(spec), partial(self._applied.__setitem__, spec.id, spec))
+
+    def alter_topic(self, spec: TopicSpec) -> None:
+        if spec.durability != "memory" and spec.id not in self._specs:
+            raise DataDirError(f"topic {spec.name}: a memory topic does not become durable in a cell: make another one")
+        self._announce(spec)
+        super().alter_topic(spec)
+
+    def purge_topic(self, topic_id: int, done: Callable[[Exception | None], None]) -> None:
+        error = StorageError("a topic of a cell cannot be purged yet", hint="delete it and make it again")
+        self._scheduler.soon(partial(done, error))
+
+    def delete_topic(self, topic_id: int) -> None:
+        if self._specs.pop(topic_id, None) is None:
+            super().delete_topic(topic_id)
+            return
+        partitions = [found for found in self._topics.get(topic_id, []) if isinstance(found, CellPartition)]
+        left = len(partitions)
+        delete = partial(self._delete_behind_mark, topic_id)
+
+        def one_idle() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._shipping.remove(topic_deleted(topic_id), delete)
+
+        for partition in partitions:
+            partition.refuse_appends()
+        for partition in partitions:
+            partition.when_idle(one_idle)
+
+
+class _RefusedStages(FileStages):
+    """Parts of a stage would have to be in the WAL before an intent names them."""
+
+    def open(self, id: str, owner: str, writer: str, epoch: int) -> FileStage:
+        raise StorageError(
+            "staged writes (Spark, Flight) are not taken by a cell yet", hint="publish over another door"
+        )

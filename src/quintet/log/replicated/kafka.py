@@ -1,0 +1,401 @@
+"""Carries the WAL of a cell over Apache Kafka: makes and checks its topic, produces to it, reads it from any offset.
+
+librdkafka works in threads of its own. Its answers are handed to the loop by `hand`; nothing else crosses. What a record means is not
+known here. The topic must promise what an acknowledgement promises: `prepare` refuses one that promises less than was configured,
+because Kafka would say nothing while a broker that loses its page cache loses acknowledged messages for all.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from quintet.log.replicated.records import RECORD_BYTES_MAX
+from quintet.model import limits
+from quintet.model.errors import StorageError
+from quintet.model.extras import needed_by
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+    from confluent_kafka.admin import AdminClient
+
+ASK_S: Final = 10.0  # for one question about the cluster or the topic
+DELIVERY_MS: Final = (
+    30_000  # a fail-over inside Kafka takes up to 20 s; giving up earlier would cost the leader its role
+)
+LOOK_S: Final = 0.1  # between two looks at a topic that was just made
+LOOKS_MAX: Final = 300
+POLL_S: Final = 0.2
+FULL_S: Final = 0.02  # until a node that has much to write is asked again
+READ_RECORDS_MAX: Final = 500  # handed to the loop at once
+READS_AHEAD_MAX: Final = 4  # that the loop has not taken yet
+PASSED_ON: Final = ("security.", "ssl.", "sasl.", "enable.ssl.", "client.id", "broker.address.family")
+NEVER: Final = "9223372036854775807"  # what Kafka shows for a flush that it leaves to the system
+
+Hand = Callable[[Callable[[], None]], object]
+Produced = Callable[[int, str], None]  # offset and "", or -1 and why
+Read = Callable[[int, bytes], None]
+
+
+class WalRefused(StorageError):
+    """Kafka is there, and what it offers cannot be the WAL of this cell."""
+
+    code = "E1512"
+
+
+class WalAway(StorageError):
+    """Kafka does not answer, or not in time."""
+
+    code = "E1513"
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class WalOptions:
+    """Where the WAL is, and what it must promise. `client`: options of librdkafka for TLS and SASL."""
+
+    servers: str
+    topic: str
+    replication: int = 3
+    min_insync: int = 2
+    flush_messages: int = 1
+    client: Mapping[str, str] = field(default_factory=dict)
+
+    def weaknesses(self) -> list[str]:
+        """What an operator chose that is less than the default."""
+        found = []
+        if self.replication < 3:
+            found.append(f"replication {self.replication}: fewer than three brokers keep the WAL")
+        if self.min_insync < 2:
+            found.append(f"min_insync {self.min_insync}: one broker alone may acknowledge")
+        if self.flush_messages != 1:
+            found.append("flush_messages is not 1: brokers acknowledge from the page cache")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class WalIdentity:
+    """Which WAL it is: the cluster, and the topic as it was made. A topic that was deleted and made again has another id."""
+
+    cluster: str
+    topic: str
+
+
+class KafkaWal:
+    """`prepare` first, which blocks; everything else is called on the loop."""
+
+    def __init__(self, options: WalOptions, hand: Hand) -> None:
+        for name in options.client:
+            if not name.startswith(PASSED_ON):
+                raise WalRefused(
+                    f'option "{name}" is not passed on to Kafka',
+                    hint=f"those that begin with {', '.join(PASSED_ON)} are",
+                )
+        self.options = options
+        self._hand = hand
+        self._client: dict[str, str | int | float] = {"bootstrap.servers": options.servers, **options.client}
+        self._producer: Producer | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._reading: _Reading | None = None
+
+    # -- the topic -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, known: WalIdentity | None) -> WalIdentity:
+        """Make the topic if there is none, and check it. known: as this node saw it the last time. Blocks; raises WalRefused, WalAway."""
+        with needed_by("a WAL on Kafka", "kafka"):
+            from confluent_kafka import KafkaException
+            from confluent_kafka.admin import AdminClient
+        admin = AdminClient({**self._client, "log_level": 0})
+        try:
+            found = self._look(admin)
+            if found is None:
+                self._make(admin)
+                found = self._look_again(admin)
+            self._check_settings(admin)
+        except KafkaException as error:
+            raise self._explained(error) from error
+        except TimeoutError as error:
+            raise self._away("no answer") from error
+        if known is not None and found.cluster != known.cluster:
+            raise WalRefused(
+                f"{self.options.servers} is the Kafka cluster {found.cluster}; this node's log belongs to {known.cluster}",
+                hint="name the brokers of that cluster; a data directory follows one WAL only",
+            )
+        if known is not None and found.topic != known.topic:
+            raise WalRefused(
+                f'topic "{self.options.topic}" was deleted and made again: its id is {found.topic} and was {known.topic}',
+                hint="restore the topic, or begin a new cell from the data directory that has most",
+            )
+        return found
+
+    def _look_again(self, admin: "AdminClient") -> WalIdentity:
+        """A broker answers that a topic is made before all of them know it."""
+        for _ in range(LOOKS_MAX):
+            found = self._look(admin)
+            if found is not None:
+                return found
+            self._closed.wait(LOOK_S)
+        raise WalAway(f'topic "{self.options.topic}" was made and is not there yet', hint="try again")
+
+    def _look(self, admin: "AdminClient") -> WalIdentity | None:
+        """None: there is no such topic."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        name = self.options.topic
+        cluster = admin.describe_cluster(request_timeout=ASK_S).result(2 * ASK_S)
+        try:
+            topic = admin.describe_topics(TopicCollection([name]), request_timeout=ASK_S)[name].result(2 * ASK_S)
+            self._config(admin)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise
+        if len(topic.partitions) != 1:
+            raise WalRefused(
+                f'topic "{name}" has {len(topic.partitions)} partitions; a WAL has 1', hint="name another topic"
+            )
+        copies = len(topic.partitions[0].replicas)
+        if copies < self.options.replication:
+            raise WalRefused(
+                f'topic "{name}" has {copies} replicas; {self.options.replication} are configured (replication)',
+                hint="add replicas in Kafka, or configure fewer and lose what they protect",
+            )
+        return WalIdentity(str(cluster.cluster_id), str(topic.topic_id))
+
+    def _make(self, admin: "AdminClient") -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, and not in its __all__
+
+        options = self.options
+        topic = NewTopic(options.topic, 1, options.replication, config=self._settings())
+        try:
+            admin.create_topics([topic], operation_timeout=ASK_S, request_timeout=ASK_S)[options.topic].result(
+                2 * ASK_S
+            )
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR:
+                raise WalRefused(
+                    f'topic "{options.topic}" cannot have {options.replication} replicas: {error.args[0].str()}',
+                    hint="start more brokers of Kafka, or configure `replication`: fewer replicas are a weaker promise",
+                ) from error
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was faster
+                raise
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "min.insync.replicas": str(self.options.min_insync),
+            "flush.messages": str(self.options.flush_messages) if self.options.flush_messages else NEVER,
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "max.message.bytes": str(RECORD_BYTES_MAX),
+            "unclean.leader.election.enable": "false",
+        }
+
+    def _check_settings(self, admin: "AdminClient") -> None:
+        found = self._config(admin)
+        for name, wanted in self._settings().items():
+            value = found[name]
+            if not _is_enough(name, value, wanted):
+                raise WalRefused(
+                    f'topic "{self.options.topic}" has {name}={value}; the WAL needs {wanted}',
+                    hint=f"kafka-configs --alter --entity-type topics --entity-name {self.options.topic}"
+                    f" --add-config {name}={wanted}",
+                )
+
+    def _config(self, admin: "AdminClient") -> dict[str, str]:
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]  # as NewTopic
+
+        resource = ConfigResource(ResourceType.TOPIC, self.options.topic)
+        found = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result(2 * ASK_S)
+        return {name: str(entry.value) for name, entry in found.items()}
+
+    def _explained(self, exception: "KafkaException") -> StorageError:
+        from confluent_kafka import KafkaError
+
+        error: KafkaError = exception.args[0]
+        code, text, servers = error.code(), error.str(), self.options.servers
+        if code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            return WalRefused(
+                f'Kafka at {servers} does not let this node use topic "{self.options.topic}": {text}',
+                hint="grant its user Describe, Create, DescribeConfigs, Read and Write on the topic",
+            )
+        if code in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL):
+            return WalRefused(
+                f"Kafka at {servers} does not accept who this node is: {text}", hint="check sasl.* and ssl.*"
+            )
+        return self._away(text)
+
+    def _away(self, text: str) -> WalAway:
+        return WalAway(
+            f"Kafka at {self.options.servers} does not answer within {ASK_S:.0f} s: {text}", hint="is it running?"
+        )
+
+    # -- producing -----------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Be ready to produce."""
+        from confluent_kafka import Producer
+
+        self._producer = Producer(
+            {
+                **self._client,
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 0,
+                "message.max.bytes": RECORD_BYTES_MAX,
+                "message.timeout.ms": DELIVERY_MS,
+                "log_level": 0,
+            }
+        )
+        self._thread = threading.Thread(target=self._serve_producer, name="quintet-wal", daemon=True)
+        self._thread.start()
+
+    def _serve_producer(self) -> None:
+        assert self._producer is not None
+        while not self._closed.is_set():
+            self._producer.poll(POLL_S)
+
+    def produce(self, record: bytes, done: Produced) -> None:
+        """done(offset, "") when Kafka has it as the topic promises, or done(-1, why): it may be there or not. Never inside this call."""
+        assert self._producer is not None
+        try:
+            self._producer.produce(self.options.topic, record, partition=0, on_delivery=partial(self._delivered, done))
+        except BufferError as error:  # so much waits already that the leader cannot be ahead by more
+            self._hand(partial(done, -1, str(error)))
+
+    def _delivered(self, done: Produced, error: "KafkaError | None", message: "Message") -> None:
+        offset = message.offset()
+        if error is not None or offset is None:
+            self._hand(partial(done, -1, error.str() if error is not None else "Kafka named no offset"))
+        else:
+            self._hand(partial(done, offset, ""))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read_from(
+        self, offset: int, read: Read, failed: Callable[[StorageError], None], full: Callable[[], bool]
+    ) -> None:
+        """Read on from here until `stop_reading`: read(offset, record) for each, but not while it is full(), which is asked in another
+        thread. failed: nothing more comes."""
+        self.stop_reading()
+        options = {
+            **self._client,
+            "group.id": "quintet",  # never joined: offsets are the node's own affair
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 100,
+            "fetch.message.max.bytes": RECORD_BYTES_MAX,
+            "fetch.max.bytes": RECORD_BYTES_MAX,
+            "receive.message.max.bytes": RECORD_BYTES_MAX + limits.MIB,
+            "check.crcs": True,
+            "log_level": 0,
+        }
+        self._reading = _Reading(options, self.options.topic, offset, self._hand, read, failed, full)
+
+    def stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.stopped.set()
+            self._reading = None
+
+    def close(self) -> None:
+        """Give up what was not delivered, and end the threads."""
+        self.stop_reading()
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+
+class _Reading:
+    """One thread that reads until it is stopped; what it has read by then is dropped on the loop."""
+
+    def __init__(
+        self,
+        options: dict[str, str | int | float],
+        topic: str,
+        offset: int,
+        hand: Hand,
+        read: Read,
+        failed: Callable[[StorageError], None],
+        full: Callable[[], bool],
+    ) -> None:
+        self.stopped = threading.Event()
+        self._options = options
+        self._topic = topic
+        self._offset = offset
+        self._hand = hand
+        self._read = read
+        self._failed = failed
+        self._full = full
+        self._room = threading.Semaphore(READS_AHEAD_MAX)
+        threading.Thread(target=self._run, name="quintet-wal-read", daemon=True).start()
+
+    def _run(self) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer(self._options)
+        try:
+            consumer.assign([TopicPartition(self._topic, 0, self._offset)])
+            while not self.stopped.is_set():
+                if self._full():
+                    self.stopped.wait(FULL_S)
+                    continue
+                found = self._next(consumer)
+                if found is None:
+                    return
+                while found and not self._room.acquire(timeout=POLL_S):
+                    if self.stopped.is_set():
+                        return
+                if found:
+                    self._hand(partial(self._deliver, found))
+        finally:
+            consumer.close()
+
+    def _next(self, consumer: "Consumer") -> list[tuple[int, bytes]] | None:
+        """None: it cannot go on."""
+        from confluent_kafka import KafkaError
+
+        found: list[tuple[int, bytes]] = []
+        for message in consumer.consume(READ_RECORDS_MAX, POLL_S):
+            error = message.error()
+            if error is None:
+                found.append((message.offset() or 0, message.value() or b""))
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                refused = WalRefused(
+                    f'topic "{self._topic}" no longer has WAL offset {self._offset}: {error.str()}',
+                    hint="it was trimmed or made anew: make this node's data directory anew from a peer",
+                )
+                self._hand(partial(self._fail, refused))
+                return None
+            elif not error.retriable() and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                refused = WalRefused(
+                    f'this node may not read topic "{self._topic}": {error.str()}', hint="grant it Read"
+                )
+                self._hand(partial(self._fail, refused))
+                return None  # everything else librdkafka tries again by itself
+        return found
+
+    def _deliver(self, found: list[tuple[int, bytes]]) -> None:
+        self._room.release()
+        for offset, record in found:
+            if self.stopped.is_set():
+                return
+            self._read(offset, record)
+
+    def _fail(self, error: StorageError) -> None:
+        if not self.stopped.is_set():
+            self._failed(error)
+
+
+def _is_enough(name: str, value: str, wanted: str) -> bool:
+    """May a topic have this value where another one is wanted?"""
+    if name in ("min.insync.replicas", "max.message.bytes"):
+        return int(value) >= int(wanted)
+    if name == "flush.messages":
+        return int(value) <= int(wanted)
+    return value == wanted

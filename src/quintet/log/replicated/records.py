@@ -1,0 +1,143 @@
+"""Packs and parses the records of a cell's write-ahead log (WAL). Knows bytes only; which records count is fold.py's affair.
+
+    0       4     8         9      10       12      16      24         32
+    | magic | crc | version | kind | node   | count | epoch | sequence | instance (8) | node's name | entries ...
+
+    entry   0      4        8          12          16
+            | kind | length | topic_id | partition | body ...
+
+The checksum covers everything behind it. `node` is the length of the name, `count` the number of entries. `sequence` numbers the
+data records of one epoch from 0. `instance` is random for each start of a process: a claim of the process before is not its own.
+
+One data record holds all that one turn wrote, in order. A record without entries renews the lease (a heartbeat).
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from quintet import kernel
+from quintet.log.base import TopicSpec
+from quintet.model import limits
+from quintet.model.errors import CorruptData, StorageError
+
+VERSION: Final = 1
+NODE_BYTES_MAX: Final = 255
+RECORD_BYTES_MAX: Final = limits.BATCH_BYTES_MAX + limits.MIB  # one batch of any size; of small ones many
+INSTANCE_BYTES: Final = 8
+_MAGIC: Final = b"QWL1"
+_HEADER: Final = struct.Struct("<4sIBBHIQQ8s")
+_ENTRY: Final = struct.Struct("<B3xIII")
+_U32: Final = struct.Struct("<I")
+_CHECKED_FROM: Final = 8  # the checksum covers the rest
+assert _HEADER.size == 40
+assert _ENTRY.size == 16
+
+
+class Kind(IntEnum):
+    CLAIM = 1
+    DATA = 2
+
+
+class EntryKind(IntEnum):
+    BATCH = 1  # a batch with offset, time and link; its checksum has the seed of the leader's segment and is made anew
+    TOPIC = 2  # the whole spec of a topic that was made or changed
+    TOPIC_DELETED = 3
+    STAGE = 4  # one part of a stage, or its end
+    STAGES_REMOVED = 5
+
+
+class Entry(NamedTuple):
+    """One thing that a turn wrote."""
+
+    kind: EntryKind
+    topic_id: int
+    partition: int
+    body: bytes
+
+
+class WalRecord(NamedTuple):
+    """One record of the WAL. A claim has sequence 0 and no entries."""
+
+    kind: Kind
+    epoch: int
+    sequence: int
+    node: str
+    instance: bytes
+    entries: tuple[Entry, ...] = ()
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+_ENTRY_KINDS: Final = {int(kind): kind for kind in EntryKind}
+
+
+class NewerRecord(StorageError):
+    """A record of a later version: this node cannot know what it changes, so it reads no further."""
+
+    code = "E1510"
+
+
+def pack(record: WalRecord) -> bytes:
+    node = record.node.encode()
+    if len(node) > NODE_BYTES_MAX:
+        raise ValueError(f"the node's name has {len(node)} bytes, the limit is {NODE_BYTES_MAX}")
+    fields = (record.kind, len(node), len(record.entries), record.epoch, record.sequence, record.instance)
+    parts: list[bytes] = [_HEADER.pack(_MAGIC, 0, VERSION, *fields), node]
+    for kind, topic_id, partition, body in record.entries:
+        parts += (_ENTRY.pack(kind, len(body), topic_id, partition), body)
+    data = bytearray(b"".join(parts))
+    _U32.pack_into(data, 4, kernel.crc32c(memoryview(data)[_CHECKED_FROM:]))
+    return bytes(data)
+
+
+def parse(data: bytes) -> WalRecord:
+    """Raises CorruptData for what no node of a cell wrote, NewerRecord for what a later version did."""
+    if len(data) < _HEADER.size or data[:4] != _MAGIC:
+        raise CorruptData(f"{len(data)} bytes in the WAL are no record of a cell")
+    _, crc, version, kind, length, count, epoch, sequence, instance = _HEADER.unpack_from(data)
+    if crc != kernel.crc32c(memoryview(data)[_CHECKED_FROM:]):
+        raise CorruptData("a record of the WAL has a wrong checksum")
+    if version > VERSION or kind not in _KINDS:
+        raise NewerRecord(
+            f"a record of the WAL has version {version} and kind {kind}; this node knows version {VERSION}",
+            hint="upgrade this node: it stops here and loses nothing",
+        )
+    at = _HEADER.size + length
+    node = data[_HEADER.size : at].decode()
+    entries: list[Entry] = []
+    for _ in range(count):
+        number, size, topic_id, partition = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size
+        if number not in _ENTRY_KINDS:
+            raise NewerRecord(f"an entry of the WAL has kind {number}", hint="upgrade this node")
+        entries.append(Entry(_ENTRY_KINDS[number], topic_id, partition, data[at : at + size]))
+        at += size
+    return WalRecord(_KINDS[kind], epoch, sequence, node, instance, tuple(entries))
+
+
+def entry_bytes(entry: Entry) -> int:
+    """How much a record grows by an entry."""
+    return _ENTRY.size + len(entry.body)
+
+
+def batch(topic_id: int, partition: int, sealed: bytes) -> Entry:
+    return Entry(EntryKind.BATCH, topic_id, partition, sealed)
+
+
+def topic(spec: TopicSpec) -> Entry:
+    return Entry(EntryKind.TOPIC, spec.id, 0, json.dumps(asdict(spec), separators=(",", ":")).encode())
+
+
+def spec_of(entry: Entry) -> TopicSpec:
+    return TopicSpec(**json.loads(entry.body))
+
+
+def topic_deleted(topic_id: int) -> Entry:
+    return Entry(EntryKind.TOPIC_DELETED, topic_id, 0, b"")
+
+
+def stages_removed(ids: Sequence[str]) -> Entry:
+    return Entry(EntryKind.STAGES_REMOVED, 0, 0, "\n".join(ids).encode())
