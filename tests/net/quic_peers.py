@@ -21,7 +21,7 @@ from quintet.net.quic.streams import Stream
 from quintet.protocols.base import FLOWING, WAIT, Outlet
 from quintet.protocols.options import QuicSection
 
-WAIT_S = 60.0  # on a busy machine the twin loses packets, and slows down
+WAIT_S = 120.0  # on a busy machine the twin loses packets, and slows down
 NATIVE = getattr(kernel, "QuicEndpoint", None)
 
 
@@ -60,6 +60,7 @@ class EchoSession:
         self.holding = False
         self.stopped = False
         self.operation = "line"
+        self.unanswered = 0
         self.stream = stream
         self.seen = seen
         self.outlets: list[Outlet] = []

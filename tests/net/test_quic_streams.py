@@ -466,6 +466,39 @@ async def test_a_connection_in_reserve_stays_while_its_host_is_at_work(tmp_path:
         await until(lambda: reserve.closed is not None and busy.closed is not None)
 
 
+async def test_a_connection_from_reserve_has_the_whole_time_to_say_who_it_is(tmp_path: Path) -> None:
+    """A sweep between the first bytes of its first stream and its login shut it, once in some thousand subscriptions."""
+    async with (
+        serving(tmp_path) as (listener, _),
+        peer_of(listener, tmp_path) as reserve,
+        peer_of(listener, tmp_path) as busy,
+    ):
+        await busy.login()
+        listener.ahead = 2 * limits.HANDSHAKE_US
+        stream = reserve.open()
+        reserve.send(stream, b"i")
+        await until(lambda: all(connection._streams for connection in listener.connections))
+        for connection in list(listener.connections):
+            connection.check(listener.monotonic())  # the sweep
+        reserve.send(stream, b"n\nhello\n")
+        await reserve.answer(stream, b"hello\n")
+
+
+async def test_a_connection_from_reserve_that_stays_silent_is_shut(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as (listener, _),
+        peer_of(listener, tmp_path) as reserve,
+        peer_of(listener, tmp_path) as busy,
+    ):
+        await busy.login()
+        listener.ahead = 2 * limits.HANDSHAKE_US
+        reserve.send(reserve.open(), b"i")
+        await until(lambda: all(connection._streams for connection in listener.connections))
+        listener.ahead = 3 * limits.HANDSHAKE_US
+        await until(lambda: reserve.closed is not None)
+        assert reserve.closed is not None and reserve.closed[0] == quic.CODE_UNAUTHENTICATED
+
+
 async def test_a_session_gets_its_tick(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()

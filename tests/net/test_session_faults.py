@@ -32,7 +32,7 @@ from quintet.protocols.felix.mapping import EventStream
 from quintet.protocols.flymq.door import FLYMQ_SDK
 from quintet.server import Server
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 # All that our client speaks; the sessions of flymq-sdk are FlyMQ's.
 DOORS = tuple(door.name for door in doors.DOORS if door is not FLYMQ_SDK and door.protocol in ALL_DOORS)
 # Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/doors/peers.py.
@@ -109,7 +109,7 @@ async def world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setenv(SECRET_VARIABLE, DEV_PEERBUS_SECRET)
     names = (*(door.key for door in doors.DOORS), "admin", "flight")
     flags: dict[str, Any] = {"data": folder, "dev": True} | {f"listeners.{name}.port": 0 for name in names}
-    flags |= {"listeners.flight.enabled": False, "listeners.admin.enabled": False}
+    flags |= {"listeners.flight.enabled": False, "listeners.console.enabled": False, "listeners.admin.enabled": False}
     settings = Settings.load(None, {}, flags)
     server = Server(settings, lambda: settings)
     life = asyncio.create_task(server.run(False))

@@ -38,6 +38,7 @@ class Slow:
     principal_name = "ann"
     holding = False
     operation = "SLOW"
+    unanswered = 0
 
     def __init__(self, connection: Connection, said: list[tuple[str, int]]) -> None:
         self.stopped = False
@@ -214,7 +215,7 @@ async def test_who_parks_at_the_end_of_a_turn_is_woken_in_order_of_parking(
         connection.park(greedy)
         connection.park(lambda: woken.append("other"))
         listener.turns.end(None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while woken.count("greedy") < 3:
                 await asyncio.sleep(0)
         assert woken == ["greedy", "other", "greedy", "greedy"]

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,12 @@ def check_pair(certificate: bytes, key: bytes, certificate_name: str, key_name: 
             f"the key {key_name} does not belong to the certificate {certificate_name}",
             hint="give the private key the certificate was made for, and the server's own certificate as the first of its chain",
         )
+
+
+@lru_cache(maxsize=64)
+def expires_at(certificate: bytes) -> float:
+    """Unix time at which the first certificate of a chain in PEM expires."""
+    return _leaf(certificate, "in use").not_valid_after_utc.timestamp()
 
 
 def is_authority(certificate: bytes, name: str) -> bool:

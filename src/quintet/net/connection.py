@@ -26,6 +26,7 @@ from typing import Protocol, cast
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
+from quintet.model.histogram import SKIPPED
 from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
 from quintet.net.output import OutputBudget
 from quintet.net.turns import Turns
@@ -104,8 +105,8 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_queued", "_receiving", "_rest",
-        "_session", "_transport", "_turns", "_waking", "peer",
+        "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_queued", "_receiving",
+        "_rest", "_session", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: Owner) -> None:
@@ -118,7 +119,9 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._flow = FlowControl()
         self._failures = 0
+        self._opened_at = listener.monotonic()
         self._lost = False
+        self._asked_at = 0.0  # when a request was read that is measured; 0: none is
         self._claimed = False  # bytes of the output budget are held for an answer that is being made
         self._receiving = False
         self._queued = False  # what the session left is offered again in a later turn
@@ -148,7 +151,16 @@ class Connection(asyncio.BufferedProtocol):
         return view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._turns.run(self._read, nbytes)
+        turns = self._turns
+        turns.reads += 1
+        began = turns.begin()
+        if turns.reads & SKIPPED == 1 and not self._asked_at:  # a call of its own would be half of the cost
+            self._asked_at = turns.began
+        try:
+            self._read(nbytes)
+        finally:
+            if began:
+                turns.end(self._read)
 
     def _read(self, nbytes: int) -> None:
         listener = self._listener
@@ -157,8 +169,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_used = size = self._large_used + nbytes
             available = memoryview(self._large)[:size]
         else:
-            size = len(self._rest) + nbytes
-            available = listener.read_view[:size]
+            available = listener.read_view[: len(self._rest) + nbytes]
         session = self._session
         flow = self._flow
         if flow.held and session.holding:
@@ -178,21 +189,39 @@ class Connection(asyncio.BufferedProtocol):
             listener.stalls += 1
             self._stall(0)
 
-    def _offer(self, available: memoryview) -> None:
-        """Give the session what it has not consumed, keep what it leaves, send what it made."""
+    def _offer(self, available: memoryview) -> bool:
+        """Give the session what it has not consumed, keep what it leaves, end the turn if this is the only read of the pass, and
+        send what was made: one write. True: the session left whole frames."""
+        session = self._session
+        gathers = self._turns.gather_if_alone()
         self._receiving = True
+        left = False
         try:
-            consumed = self._session.receive(available, time_ns() // 1000)
-            self._receiving = False
+            consumed = session.receive(available, time_ns() // 1000)
             if consumed != len(available) or self._rest or self._large is not None:
                 self._keep(available[consumed:])
-            if self._session.stopped or self._session.holding:
-                # Before draining, which may produce the late answer: that continues with the rest.
+            left = session.stopped or session.holding
+            if left:
+                # Before the turn is ended, which may produce the late answer: then the rest is offered again.
                 self._hold()
-            self._drain()
-            self._count_failures()
         except Exception as fault:
             self.fault("receive", fault)
+        if gathers:
+            self._turns.settle()
+        self._receiving = False
+        if not self._lost:
+            try:
+                self._drain()
+                if session.auth_failures != self._failures:
+                    self._count_failures()
+                if self._asked_at:
+                    self._measure()
+            except Exception as fault:
+                self.fault("receive", fault)
+        return left
+
+    def _measure(self) -> None:
+        self._asked_at = self._turns.latencies.measure(self._listener.name, self._session, self._asked_at)
 
     def _acknowledge(self) -> None:
         """Let the system acknowledge at once what was read (Linux; elsewhere it stays as it is). It does so by itself up to
@@ -209,9 +238,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
-        if failed:
-            self._failures += failed
-            self._listener.auth_failed(self, failed)
+        self._failures += failed
+        self._listener.auth_failed(self, failed)
 
     def turn_facts(self) -> dict[str, object]:
         operation = getattr(self._session, "operation", "")
@@ -244,10 +272,10 @@ class Connection(asyncio.BufferedProtocol):
                 return
             fresh = False
             left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
-            self._offer(left)
+            more = self._offer(left)
             if not self._flow.held or self._waits_its_turn():
                 return  # draining produced a late answer, and that continued with the rest
-            if not session.stopped and not session.holding:
+            if not more:
                 self._go_on()
                 return
 
@@ -398,6 +426,12 @@ class Connection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
+            if (
+                self._session.auth_failures != self._failures
+            ):  # a password is judged in a thread, and the peer may hang up now
+                self._count_failures()
+            if self._asked_at:
+                self._measure()
             if self._flow.held:
                 self._let_go()
 
@@ -417,6 +451,17 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.fault(self, where, error)
         if self._transport is not None:
             self._transport.abort()
+
+    def facts(self) -> dict[str, object]:
+        """What an operator asks about it: its age, what its peer has not taken, and how it is encrypted."""
+        transport = self._transport
+        unsent, tls = 0, ""
+        if transport is not None and not transport.is_closing():
+            unsent = transport.get_write_buffer_size() + queued_bytes(transport.get_extra_info("socket"))
+            encrypted = transport.get_extra_info("ssl_object")
+            tls = encrypted.version() or "" if encrypted is not None else ""
+        age = (self._listener.monotonic() - self._opened_at) / 1e6
+        return {"seconds": round(age, 3), "unsent_bytes": unsent, "tls": tls, "stopped": self._session.stopped}
 
     def evict(self, reason: str) -> None:
         if self._lost:
@@ -446,13 +491,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _drain(self) -> None:
         self._turns.last = self
-        output = self._session.take_output()
-        transport = self._transport
+        session, transport, flow = self._session, self._transport, self._flow
+        output = session.take_output()
         if transport is None:
             return
         if output:
-            size = sum(map(len, output))
-            self._flow.added(size)
+            size = len(output[0]) if len(output) == 1 else sum(map(len, output))
+            if flow.watched:
+                flow.added(size)
             if len(output) == 1:
                 transport.write(output[0])
             elif size <= JOINED_BYTES_MAX:
@@ -461,16 +507,16 @@ class Connection(asyncio.BufferedProtocol):
                 for piece in output:
                     transport.write(piece)
             self._listener.bytes_out += size
-            if self._claimed and getattr(self._session, "making", False):
+            if self._claimed and getattr(session, "making", False):
                 pass  # these are other answers: the one that was claimed for is not among them
-            elif self._claimed or self._flow.watched:
+            elif self._claimed or flow.watched:
                 self._claimed = False
                 self._listener.output.answered(self, self._unsent())
-            if self._flow.watched and self._flow.choke(transport.get_write_buffer_size()):
+            if flow.watched and flow.choke(transport.get_write_buffer_size()):
                 self._pause_or_read()
-        if self._session.closing is not None and not transport.is_closing():
-            if self._session.closing:  # empty: the peer closed, so there is nothing to report
-                self._listener.closing(self, self._session.closing)
+        if session.closing is not None and not transport.is_closing():
+            if session.closing:  # empty: the peer closed, so there is nothing to report
+                self._listener.closing(self, session.closing)
             transport.close()
             if transport.get_write_buffer_size():
                 self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever

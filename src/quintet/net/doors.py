@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quintet.broker.core import Broker
 from quintet.model.errors import ConfigError
-from quintet.net.certificates import development_certificate, is_authority, read_pair
+from quintet.net.certificates import development_certificate, expires_at, is_authority, read_pair
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
@@ -57,6 +57,7 @@ class OpenDoors:
         self._turns = turns
         self._folder = folder
         self._contexts: dict[str, ssl.SSLContext] = {}
+        self._served: dict[str, bytes] = {}  # the certificates in use, in PEM, by door
         self._doors: dict[str, AnyDoor] = {}
 
     async def open(self, door: AnyDoor, options: Options) -> None:
@@ -74,12 +75,18 @@ class OpenDoors:
         self.listeners[door.name] = listener
         self._doors[door.name] = door
 
+    @property
+    def expiries(self) -> dict[str, float]:
+        """When the certificate of each door that has one expires, as Unix time."""
+        return {name: expires_at(certificate) for name, certificate in self._served.items()}
+
     def _address(self, name: str) -> str:
         return self.listeners[name].address if name in self.listeners else ""
 
     def _tcp(self, door: AnyDoor, options: Options, make: MakeSession) -> Listener:
         if options.tls_cert is not None and options.tls_key is not None:
             self._contexts[door.name] = server_context(options.tls_cert, options.tls_key, options.tls_client_ca)
+            self._served[door.name] = content(options.tls_cert)
         session = partial(self._session, name=door.name, make=make)
         if door.transport == "websocket":
             heart = Heartbeat(asyncio.get_running_loop(), options.ping_seconds)
@@ -128,12 +135,14 @@ class OpenDoors:
         if options.tls_cert is None or options.tls_key is None:
             made = development_certificate(self._folder, options.certificate_names)
             certificate, key, self.certificates[door.name] = made
+            self._served[door.name] = certificate
             return certificate, key, b""
         self.certificates.pop(door.name, None)
         certificate, key = read_pair(options.tls_cert, options.tls_key)
         if is_authority(certificate, str(options.tls_cert)):
             hint = "published clients refuse a server whose certificate is an authority (CA:TRUE): use one it signed"
             self._report(f"{door.key}_certificate_is_authority", {"file": str(options.tls_cert), "hint": hint})
+        self._served[door.name] = certificate
         return certificate, key, content(options.tls_client_ca)
 
     # -- certificates anew -----------------------------------------------------------------------------------------
@@ -153,16 +162,17 @@ class OpenDoors:
             if isinstance(listener, QuicListener)
         ]
         others = [
-            (context, options)
+            (name, context, options)
             for name, context in self._contexts.items()
             if (options := options_of(self._doors[name])).tls_cert is not None  # else it keeps what it has
         ]
-        for _, options in others:
+        for _, _, options in others:
             server_context(options.tls_cert, options.tls_key)
         for listener, identity in own:
             listener.set_certificate(*identity)
-        for context, options in others:
+        for name, context, options in others:
             load_into(context, options.tls_cert, options.tls_key)
+            self._served[name] = content(options.tls_cert)
 
 
 def cannot_listen(name: str, host: str, port: int, error: OSError) -> OSError:

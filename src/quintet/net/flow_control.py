@@ -44,13 +44,14 @@ READS_TOO_SLOWLY: Final = (
 class FlowControl:
     """The state of one stream of bytes. All of it belongs to the loop."""
 
-    __slots__ = ("_untaken", "_watched_since", "ahead", "choked", "held", "parked", "paused", "stalling")
+    __slots__ = ("_untaken", "_watched_since", "ahead", "choked", "held", "parked", "paused", "stalling", "watched")
 
     def __init__(self) -> None:
         self.held = self.ahead = self.choked = self.stalling = False
         self.paused = False  # what the owner was last told
         self.parked: list[Callable[[], None]] | None = None  # calls that wait for room
-        self._watched_since: int | None = None
+        self.watched = False
+        self._watched_since = 0
         # Bytes not taken at the last check, plus those added since: fewer now means that the peer reads.
         self._untaken = 0
 
@@ -76,7 +77,7 @@ class FlowControl:
 
     def choke(self, unsent: int) -> bool:
         """Whether it is choked from now on. Deliveries stop by themselves (room), so only answers come this far."""
-        if self._watched_since is None or self.choked or unsent <= CHOKE_BYTES:
+        if not self.watched or self.choked or unsent <= CHOKE_BYTES:
             return False
         self.choked = True
         return True
@@ -104,25 +105,21 @@ class FlowControl:
 
     # -- the peer takes its answers --------------------------------------------------------------------------------
 
-    @property
-    def watched(self) -> bool:
-        return self._watched_since is not None
-
     def watch(self, monotonic: int, untaken: int) -> None:
         """From now on the peer has to take something."""
-        self._watched_since, self._untaken = monotonic, untaken
+        self.watched, self._watched_since, self._untaken = True, monotonic, untaken
 
     def unwatch(self) -> None:
         """There is room again."""
-        self._watched_since = None
+        self.watched = False
 
     def added(self, size: int) -> None:
-        """So much more waits for it: otherwise that would hide that the peer reads."""
+        """So much more waits for a watched peer: otherwise that would hide that it reads."""
         self._untaken += size
 
     def overdue(self, monotonic: int, untaken: int, pressed: bool) -> str:
         """Why a watched peer is cut; empty: it is not. `pressed`: others wait, and it holds more than its mark."""
-        assert self._watched_since is not None
+        assert self.watched
         if self._untaken - untaken >= (PRESSED_BYTES_MIN if pressed else 1):
             self.watch(monotonic, untaken)
         elif monotonic - self._watched_since >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):

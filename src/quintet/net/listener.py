@@ -86,6 +86,7 @@ class Listener:
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
+        self.auth_failures = 0
         self._tls = tls
         self._report = report
         self._server: asyncio.Server | None = None
@@ -140,6 +141,7 @@ class Listener:
     def auth_failed(self, connection: Connection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.peer.rpartition(":")[0]
+        self.auth_failures += count
         self._failures.add(address, self.monotonic(), count)
         self._report("authentication_failed", {"door": self.name, "peer": connection.peer})
         if self._failures.blocked(address, self.monotonic()):

@@ -1,7 +1,11 @@
 """Implements the Scheduler of the running broker: uvloop (or asyncio) for turns and timers, threads for disk work.
 
 Disk work of one partition is strictly one job at a time (the log sees to that), so threads only overlap the waits of
-different partitions. A finished job reaches the loop by one wake-up.
+different partitions. A finished job reaches the loop by one wake-up. Durable writes are made without the interpreter: by the
+loop itself (disk_writes.py says when) or by threads of the kernel, which it has only if it is native and on Linux.
+
+    write -> _writes --(end of the calls of this turn)--> alone, small, quick: here
+                                                     +--> kernel.DiskThreads, or our threads --> done
 """
 
 import asyncio
@@ -9,14 +13,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
-from quintet.net.turns import Turns, name_of
+from quintet import kernel
+from quintet.model.scheduler import Write
+from quintet.net.disk_writes import LoneWrites
+from quintet.net.turns import Turns
 
 T = TypeVar("T")
 
 DISK_THREADS = 4
 
+Written = Callable[[BaseException | None], None]
 Job = tuple[Callable[[], object], Callable[[Any], None]]  # the work, and who is told what it returned or raised
 
 
@@ -28,10 +38,14 @@ class LoopScheduler:
     ) -> None:
         self._loop = loop
         self.turns = turns or Turns(loop)
-        self._calls: list[Callable[[], None]] = []  # calls for the end of this turn
-        self._due = False  # a callback for them is scheduled
-        self._gathering = False  # a callback runs that will run them itself
-        self._running: object = None  # the call that ran last
+        self.soon = self.turns.soon
+        self._writes: list[tuple[Write, Written]] = []  # to be made at the end of this turn
+        self._lone = LoneWrites()
+        self._tickets: dict[int, tuple[Write, Written, float]] = {}  # writes under way elsewhere, and when they began
+        self._ticket = 0
+        self._writers = kernel.DiskThreads(threads) if kernel.DiskThreads is not None and threads else None
+        if self._writers is not None:
+            loop.add_reader(self._writers.fileno(), self.turns.run, self._writes_done)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quintet-disk-{n}", daemon=True) for n in range(threads)
@@ -45,55 +59,70 @@ class LoopScheduler:
     def monotonic(self) -> int:
         return time.monotonic_ns() // 1000
 
-    def soon(self, call: Callable[[], None]) -> None:
-        self._calls.append(call)
-        if not self._gathering:
-            self._call_soon()
-
-    def _call_soon(self) -> None:
-        if not self._due:
-            self._due = True
-            self._loop.call_soon(self._turn)
-
-    def gather(self) -> None:
-        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `run_gathered`, which
-        must follow, and not only after another look at all sockets."""
-        self._gathering = True
-
-    def run_gathered(self) -> None:
-        self._gathering = False
-        self._run()
-
-    def _turn(self) -> None:
-        self._due = False
-        self.turns.run(self._run)
-
-    def _run(self) -> None:
-        """What waits, in order; not what it wants soon in its turn. What one turn has no time for is done in the next."""
-        calls, self._calls = self._calls, []
-        for number, call in enumerate(calls, 1):
-            self._running = call
-            try:
-                call()
-            except Exception as error:
-                self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
-            if self.turns.over() and number < len(calls):
-                self._calls[:0] = calls[number:]
-                self._call_soon()
-                return
-
-    def turn_facts(self) -> dict[str, object]:
-        return {"callback": name_of(self._running)}
-
     def later(self, delay_us: int, call: Callable[[], None]) -> None:
         self._loop.call_later(delay_us / 1e6, self.turns.run, call)
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._jobs.put((work, done))
 
+    # -- durable writes ------------------------------------------------------------------------------------------------
+
+    def write(self, work: Write, done: Written) -> None:
+        self._writes.append((work, done))
+        if len(self._writes) == 1:
+            self.soon(self._start_writes)  # behind the calls that want more of them
+
+    def _start_writes(self) -> None:
+        """Make or hand out what is to be written."""
+        writes, self._writes = self._writes, []
+        turns, lone, monotonic = self.turns, self._lone, perf_counter()
+        alone = (
+            len(writes) == 1 and not self._tickets and lone.allow(writes[0][0], turns.begun, turns.seconds, monotonic)
+        )
+        lone.begin(turns.begun, turns.seconds, monotonic)
+        for work, done in writes:
+            if alone:
+                result = _attempt(work)
+                took = perf_counter() - monotonic
+                lone.made(took)
+                self.turns.latencies.written.observe(took)
+                done(result)
+            else:
+                self._hand_out(work, done, monotonic)
+
+    def _hand_out(self, work: Write, done: Written, monotonic: float) -> None:
+        ticket = self._ticket = self._ticket + 1
+        self._tickets[ticket] = (work, done, monotonic)
+        if self._writers is not None and work.handle >= 0:
+            self._writers.submit(ticket, work.before, work.handle, work.buffers, work.position)
+        else:
+            self.offload(partial(_attempt, work), partial(self._write_done, ticket))
+
+    def _writes_done(self) -> None:
+        """The kernel's threads made some."""
+        assert self._writers is not None
+        self.turns.gather()
+        for ticket, step, code in self._writers.take():
+            failure = self._tickets[ticket][0].failure(step, code) if code else None
+            self.soon(partial(self._write_done, ticket, failure))
+        self.turns.settle()
+
+    def _write_done(self, ticket: int, result: BaseException | None) -> None:
+        _, done, began = self._tickets.pop(ticket)
+        took = perf_counter() - began
+        self._lone.made(took, callbacks=1)
+        self.turns.latencies.written.observe(took)
+        done(result)
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
         for _ in self._threads:
             self._jobs.put(None)
+        if self._writers is not None:
+            self._loop.remove_reader(self._writers.fileno())
+            self._writers.close()
+            self._writers = None
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -106,3 +135,11 @@ class LoopScheduler:
                 self._loop.call_soon_threadsafe(self.turns.run, done, result)
             except RuntimeError:
                 return  # the loop is closed: the broker stops, and no caller waits for this
+
+
+def _attempt(work: Write) -> BaseException | None:
+    try:
+        work()
+    except BaseException as error:  # handed to the log, which knows what it means
+        return error
+    return None

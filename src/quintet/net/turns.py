@@ -1,13 +1,18 @@
 """Cuts the loop thread's work into turns: ends a turn in time, calls the rest in a later one, measures each.
 
     begin ---- over()? ---- over()? ---- end          one callback of the loop; nested begins count as part of the first
-                  |
+                  |            |
+                  |            +-- soon(call) --> at the end of the turn: by `settle` of the callback if it gathers, else by the next one
                   +-- later(call) --> a queue that every callback of ours shares, first come, first served
 
 A session asks `over` between two frames and delivery asks for room, which is none when the turn is over (ADR 13). `over` is
 judged by elapsed time, because its clock costs a tenth of that of processor time and a turn that was interrupted ends early,
 which harms nobody. The histogram has processor time. Short turns are not worth its clock: below SHORT_S the elapsed time,
 which is never less, puts a turn into the same first bucket.
+
+A connection that is read alone gathers: what its requests want soon (append, seal, reply) is done before its callback returns.
+Connections that are read in the same pass of the loop share one end of turn: one batch, one write, one sync for all of them.
+Which of the two it is follows from the last pass that was counted (`_count_reads`).
 """
 
 import asyncio
@@ -19,11 +24,14 @@ from time import perf_counter, thread_time
 from typing import Final, Protocol
 
 from quintet.model import limits
+from quintet.net.latencies import Latencies
 
 TURN_S: Final = limits.TURN_US / 1e6
 SHORT_S: Final = 0.001
 SLOW_S: Final = 0.05  # of processor time: a turn above it is logged
 MARK_S: Final = 0.001  # how old the last look at the processor's clock may be when a turn begins
+LONE_READS: Final = 16  # after a pass with one read so many are taken to be alone, then a pass is counted again
+SETTLE_ROUNDS: Final = 6  # append, seal, write, tell the watchers, deliver: what a request brings about
 BOUNDS_S: Final = (SHORT_S, 0.002, 0.005, 0.01, 0.02, SLOW_S, 0.1, 0.2, 0.5, 1.0)
 
 Report = Callable[[str, dict[str, object]], None]
@@ -40,7 +48,8 @@ class Turns:
     """One for all parts that share a loop. Belongs to the loop thread."""
 
     __slots__ = (
-        "_began", "_due", "_ends", "_loop", "_mark", "_marked_at", "_queue", "_report", "counts", "last", "seconds", "worst",
+        "_began", "_calls", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
+        "_marked_at", "_queue", "_report", "_running", "_settling", "begun", "counts", "last", "latencies", "reads", "seconds", "worst",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
@@ -48,14 +57,25 @@ class Turns:
         self._report = report
         self._queue: deque[Callable[[], None]] = deque()
         self._due = False  # a callback for the queue is on its way
+        self._calls: list[Callable[[], None]] = []  # for the end of this turn
+        self._ending = False  # a callback for them is on its way
+        self._gathering = False  # a callback runs that will run them itself
+        self._settling = False  # they run
+        self._running: object = None  # the one that ran last
+        self.reads = 0  # of TCP connections
+        self._lone = LONE_READS
+        self._counting = False  # the reads of this pass
+        self._counted_from = 0
         self._began = 0.0  # 0: no turn is under way
         self._ends = math.inf
         self._mark = thread_time()
         self._marked_at = 0.0
         self.last: Told | None = None  # the connection that something was done for most recently, in this turn
+        self.begun = 0  # turns so far
         self.counts = [0] * (len(BOUNDS_S) + 1)  # turns up to each bound, and above the last
         self.seconds = 0.0
         self.worst = 0.0
+        self.latencies = Latencies()
 
     # -- one turn --------------------------------------------------------------------------------------------------
 
@@ -63,11 +83,17 @@ class Turns:
         """A callback of the loop begins. False: it is part of one that has begun, whose `end` counts for both."""
         if self._began:
             return False
+        self.begun += 1
         begins = self._began = perf_counter()
         self._ends = begins + TURN_S
         if begins - self._marked_at > MARK_S:
             self._mark, self._marked_at = thread_time(), begins
         return True
+
+    @property
+    def began(self) -> float:
+        """When this turn began, by perf_counter; 0 outside of a turn."""
+        return self._began
 
     def over(self) -> bool:
         """Leave the rest for a later turn. Never so outside of a turn."""
@@ -101,6 +127,76 @@ class Turns:
             call(*arguments)
         finally:
             self.end(call)
+
+    # -- the end of a turn -----------------------------------------------------------------------------------------
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call at the end of this turn."""
+        self._calls.append(call)
+        if not self._gathering and not self._settling:
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        if not self._ending:
+            self._ending = True
+            self._loop.call_soon(self._end_turn)
+
+    def gather(self) -> None:
+        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `settle`, which
+        must follow, and not only in another callback."""
+        self._gathering = True
+
+    def gather_if_alone(self) -> bool:
+        """Gather, unless other connections are read in this pass of the loop, too, or a turn is being ended."""
+        if self._settling or self._gathering:
+            return False
+        if not self._lone:
+            self._count_reads()
+            return False
+        self._lone -= 1
+        if not self._lone:
+            self._count_reads()
+        self._gathering = True
+        return True
+
+    def _count_reads(self) -> None:
+        if not self._counting:
+            self._counting, self._counted_from = True, self.reads
+            self._loop.call_soon(self._counted)
+
+    def _counted(self) -> None:
+        self._counting = False
+        self._lone = LONE_READS if self.reads == self._counted_from else 0
+
+    def settle(self) -> None:
+        """What waits, in order, then what that wants soon, at most SETTLE_ROUNDS times. What one turn has no time for is done in
+        the next."""
+        self._gathering = False
+        self._settling = True
+        rounds = SETTLE_ROUNDS
+        while self._calls and rounds:
+            rounds -= 1
+            calls, self._calls = self._calls, []
+            for number, call in enumerate(calls, 1):
+                self._running = call
+                try:
+                    call()
+                except Exception as error:
+                    self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
+                if self.over():
+                    self._calls[:0] = calls[number:]
+                    rounds = 0
+                    break
+        self._settling = False
+        if self._calls:
+            self._end_soon()
+
+    def _end_turn(self) -> None:
+        self._ending = False
+        self.run(self.settle)
+
+    def turn_facts(self) -> dict[str, object]:
+        return {"callback": name_of(self._running)}
 
     # -- later turns -----------------------------------------------------------------------------------------------
 

@@ -69,6 +69,9 @@ class Messages(Protocol):
     def operation(self) -> str: ...
 
     @property
+    def unanswered(self) -> int: ...
+
+    @property
     def holding(self) -> bool: ...
 
     @property
@@ -151,6 +154,10 @@ class WebSocketSession:
     @property
     def operation(self) -> str:
         return self._inner.operation
+
+    @property
+    def unanswered(self) -> int:
+        return self._inner.unanswered
 
     @property
     def holding(self) -> bool:

@@ -53,7 +53,7 @@ Identity = tuple[bytes, bytes, bytes]  # certificate, key, authorities of client
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_empty_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
+    __slots__ = ("_code", "_empty_since", "_handshake_since", "_holds", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
                  "_watched", "_who", "closing", "crowded", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
@@ -67,8 +67,8 @@ class QuicConnection:
         self.kept = 0  # bytes of unfinished frames over all its streams
         self._code = 0
         self._reason = ""
-        self._opened_at = listener.monotonic()
-        self._empty_since: int | None = self._opened_at
+        self._handshake_since = listener.monotonic()
+        self._empty_since: int | None = self._handshake_since
         self._streams: dict[int, Stream] = {}
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
@@ -78,6 +78,11 @@ class QuicConnection:
         self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
+
+    def facts(self) -> dict[str, object]:
+        """As Connection.facts has them. QUIC is always TLS 1.3."""
+        age = (self.listener.monotonic() - self._handshake_since) / 1e6
+        return {"seconds": round(age, 3), "unsent_bytes": self.unsent, "tls": "TLSv1.3", "stopped": self.crowded}
 
     # -- for the sessions of its streams ---------------------------------------------------------------------------
 
@@ -168,6 +173,13 @@ class QuicConnection:
             return False
         return self.host in self.listener.hosts_at_work()
 
+    def _end_reserve(self) -> None:
+        """Its first stream was opened. If it was in reserve for longer than others have to say who they are, that time begins now:
+        the next sweep may come before its peer has sent more than the first bytes."""
+        monotonic = self.listener.monotonic()
+        if monotonic - self._handshake_since >= limits.HANDSHAKE_US:
+            self._handshake_since = monotonic
+
     @property
     def host(self) -> str:
         return self.peer.rpartition(":")[0]
@@ -195,7 +207,9 @@ class QuicConnection:
                 if self.closing or number & 3:
                     return  # an outlet carries nothing back
                 stream = self._streams[number] = Stream(self, number)
-                self._used = True
+                if not self._used:
+                    self._used = True
+                    self._end_reserve()
                 self._empty_since = None
                 self.watch(stream)
             stream.data(event[3], event[4])
@@ -284,7 +298,7 @@ class QuicConnection:
 
     def check(self, monotonic: int) -> None:
         """Called by the sweep while something has a deadline."""
-        if self.who is None and monotonic - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
+        if self.who is None and monotonic - self._handshake_since >= limits.HANDSHAKE_US and not self.in_reserve:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
         elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
@@ -345,6 +359,7 @@ class QuicListener:
         self.turns = Turns(self.loop) if scheduler is None else scheduler.turns
         self.connections: set[QuicConnection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
+        self.auth_failures = 0
         self.endpoint: Endpoint
         self.section = section
         self._identity = identity
@@ -411,14 +426,12 @@ class QuicListener:
     def _take(self) -> None:
         self._soon = True  # what this turn makes is flushed below, not by another callback
         self.endpoint.hold()
-        if self._scheduler is not None:
-            self._scheduler.gather()
+        self.turns.gather()
         try:
             for event in self.endpoint.take(TAKE_BYTES):
                 self._event(event)
         finally:
-            if self._scheduler is not None:
-                self._scheduler.run_gathered()  # what needs no disk is answered in the same turn
+            self.turns.settle()  # what needs no disk is answered in the same turn
             self._flush()
 
     def _event(self, event: QuicEvent) -> None:
@@ -438,6 +451,10 @@ class QuicListener:
                 connection.event(kind, event[2], event)
         except Exception as error:
             self.fault(connection, "receive", error)
+
+    @property
+    def name(self) -> str:
+        return self.options.name
 
     def fault(self, connection: QuicConnection, where: str, error: Exception) -> None:
         """A session raised: its connection ends, and no other; what others were sent in the same turn is not lost."""
@@ -510,6 +527,7 @@ class QuicListener:
     def auth_failed(self, connection: QuicConnection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.host
+        self.auth_failures += count
         self._failures.add(address, self.monotonic(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
         if self._failures.blocked(address, self.monotonic()):

@@ -36,6 +36,9 @@ class StreamListener(Protocol):
     bytes_out: int
     stalls: int
 
+    @property
+    def name(self) -> str: ...
+
     def now(self) -> int: ...
 
     def monotonic(self) -> int: ...
@@ -266,7 +269,18 @@ class OutletStream(Writer):
 class Stream(Writer):
     """One bidirectional stream and its session. Implements delivery's Sink for it."""
 
-    __slots__ = ("_failures", "_fin", "_fresh", "_open", "_receiving", "_rest", "_session", "_told_end", "streams")
+    __slots__ = (
+        "_asked_at",
+        "_failures",
+        "_fin",
+        "_fresh",
+        "_open",
+        "_receiving",
+        "_rest",
+        "_session",
+        "_told_end",
+        "streams",
+    )
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
         super().__init__(connection, number)
@@ -275,6 +289,7 @@ class Stream(Writer):
         self._fresh = False  # there are bytes in `_rest` that it has never seen
         self._fin = False
         self._told_end = False
+        self._asked_at = 0.0  # when a request was read that is measured; 0: none is
         self._receiving = False
         self._failures = 0
         self._open = True  # `closed` of the session was not called yet
@@ -334,6 +349,9 @@ class Stream(Writer):
         """Give the session what it has not consumed, keep what it leaves, send what it made."""
         self._fresh = False
         view = memoryview(self._rest)
+        turns = self.connection.turns
+        if turns.latencies.sampled() and not self._asked_at:
+            self._asked_at = turns.began
         self._receiving = True
         try:
             consumed = self._session.receive(view, self.connection.listener.now())
@@ -347,10 +365,16 @@ class Stream(Writer):
             self._rest = bytearray(view[consumed:]) if left > LARGE_REST_BYTES else bytes(view[consumed:])
         del view
         self._drain()
+        if self._asked_at:
+            self._measure()
         if self._session.auth_failures != self._failures:
             self._count_failures()
         if left and self.connection.kept > (most := self.connection.kept_max):
             self.connection.shut(CODE_LIMIT, f"more than {most // limits.KIB} KiB of unfinished frames")
+
+    def _measure(self) -> None:
+        connection = self.connection
+        self._asked_at = connection.turns.latencies.measure(connection.listener.name, self._session, self._asked_at)
 
     def _forget_rest(self) -> None:
         self.connection.kept -= len(self._rest)
@@ -524,6 +548,12 @@ class Stream(Writer):
     def _answered(self) -> None:
         if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
+            if (
+                self._session.auth_failures != self._failures
+            ):  # a password is judged in a thread, and the peer may hang up now
+                self._count_failures()
+            if self._asked_at:
+                self._measure()
             if self._flow.held:
                 self._let_go()
 

@@ -1,0 +1,194 @@
+"""What needs no disk is answered by the callback of the read that asked, with one write, at every TCP door.
+
+A whole broker runs in this process. Its connections get a transport that counts writes, and one call of `buffer_updated` must
+bring the whole answer about: no other pass of the loop, no second write. QUIC does it by `QuicListener._take`
+(tests/net/test_felix_wiring.py).
+"""
+
+import asyncio
+import gc
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.dialogues import DIALOGUES, Dialogue, blipmq_dialogue
+
+from quintet import server as server_module
+from quintet.bench import blipmq
+from quintet.config import Settings
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.net import turns as turns_module
+from quintet.net.connection import Connection
+from quintet.net.listener import Listener
+from quintet.net.turns import LONE_READS, Turns
+from quintet.protocols import doors
+from quintet.server import Server
+
+WAIT_S = 60.0
+ROUNDS = 2 * LONE_READS + 3  # more than are answered before a pass is counted again
+
+
+class Socket(asyncio.Transport):
+    """Takes everything at once, and counts the calls."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.writes: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    @property
+    def said(self) -> bytes:
+        return b"".join(self.writes)
+
+
+class Peer:
+    """One connection of a door, after its opening and a first round, which may have needed the disk."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._socket = Socket()
+        self._connection = Connection(listener)
+        self._connection.connection_made(self._socket)
+        self._round = 0
+
+    async def open(self, dialogue: Dialogue) -> None:
+        for sent, whole in (*dialogue.opening, (self.request(dialogue), dialogue.whole)):
+            self.read(sent)
+            async with asyncio.timeout(WAIT_S):
+                while not whole(self._socket.said):
+                    await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)  # the topic's row, the marks
+
+    def request(self, dialogue: Dialogue) -> bytes:
+        data = bytearray(dialogue.request)
+        for place, number in ((dialogue.now_at, self._round), (dialogue.last_at, self._round - 1)):
+            if place is not None and number >= 0:
+                data[place : place + 9] = b"%09d" % number
+        self._round += 1
+        return bytes(data)
+
+    def read(self, data: bytes) -> list[bytes]:
+        """What was written in the callback of this read."""
+        self._socket.writes.clear()
+        self._connection.get_buffer(-1)[: len(data)] = data
+        self._connection.buffer_updated(len(data))
+        return self._socket.writes
+
+    def close(self) -> None:
+        self._connection.connection_lost(None)
+
+
+@asynccontextmanager
+async def broker(folder: Path, durability: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setattr(server_module, "_quiet_the_collector", lambda: None)
+    monkeypatch.setattr(turns_module, "TURN_S", math.inf)  # a busy machine ends no turn here
+    # A small partition goes on in a file of its own after some messages (ADR 31), and a thread makes that file.
+    monkeypatch.setattr(EmbeddedLog, "_is_packable", lambda log, spec: False)
+    names = (*(door.key for door in doors.DOORS), "admin", "console", "flight")
+    flags: dict[str, Any] = {"data": folder, "dev": True, "topics.durability": durability}
+    flags |= {f"listeners.{name}.port": 0 for name in names}
+    flags |= {f"listeners.{name}.enabled": False for name in ("flight", "console", "admin")}
+    settings = Settings.load(None, {}, flags)
+    server = Server(settings, lambda: settings)
+    life = asyncio.create_task(server.run(False))
+    while "felix" not in server.listeners:
+        await asyncio.sleep(0.01)
+        assert not life.done(), life.exception()
+    try:
+        yield server
+    finally:
+        server._stop.set()
+        await life
+        gc.unfreeze()
+
+
+def tcp(server: Server, door: str) -> Listener:
+    listener = server.listeners[door]
+    assert isinstance(listener, Listener)
+    return listener
+
+
+@pytest.mark.parametrize("durability", ["memory", "os"])
+async def test_a_lone_read_is_answered_by_its_callback_with_one_write(
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker(tmp_path, durability, monkeypatch) as server:
+        for door, make in DIALOGUES.items():
+            dialogue, peer = make(1), Peer(tcp(server, door))
+            await peer.open(dialogue)
+            for number in range(ROUNDS):
+                writes = peer.read(peer.request(dialogue))
+                assert len(writes) == 1 and dialogue.whole(writes[0]), (door, number, writes)
+                await asyncio.sleep(0)
+            peer.close()
+
+
+def ping_publish_ping(dialogue: Dialogue) -> bytes:
+    return blipmq.frame(blipmq.PING, 9, b"") + dialogue.request
+
+
+async def test_answers_known_at_once_and_at_the_end_of_the_turn_share_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: a read that does not end its turn is answered in two passes, by two writes."""
+    async with broker(tmp_path, "os", monkeypatch) as server:
+        dialogue, peer = blipmq_dialogue(), Peer(tcp(server, "blipmq"))
+        await peer.open(dialogue)
+        writes = peer.read(ping_publish_ping(dialogue))
+        assert [len(blipmq.split(data)) for data in writes] == [2]
+        monkeypatch.setattr(Turns, "gather_if_alone", lambda self: False)
+        writes = peer.read(ping_publish_ping(dialogue))
+        assert [len(blipmq.split(data)) for data in writes] == [1]
+        await asyncio.sleep(0)
+        assert [len(blipmq.split(data)) for data in writes] == [1, 1]
+        peer.close()
+
+
+async def test_connections_that_are_read_together_share_the_end_of_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch for all of them; and who is alone again is answered at once again."""
+    async with broker(tmp_path, "os", monkeypatch) as server:
+        dialogue, peers = blipmq_dialogue(), [Peer(tcp(server, "blipmq")) for _ in range(3)]
+        for peer in peers:
+            await peer.open(dialogue)
+        for _ in range(LONE_READS):
+            for peer in peers:
+                peer.read(dialogue.request)
+            await asyncio.sleep(0)
+        before = server.log.stats()["batches"]
+        written = [peer.read(dialogue.request) for peer in peers]
+        assert written == [[], [], []]
+        await asyncio.sleep(0)
+        assert [len(writes) for writes in written] == [1, 1, 1]
+        assert server.log.stats()["batches"] == before + 1
+        for answered in (0, 1):
+            assert len(peers[0].read(dialogue.request)) == answered
+            await asyncio.sleep(0)
+        for peer in peers:
+            peer.close()
