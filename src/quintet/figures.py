@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
@@ -13,7 +12,10 @@ from urllib.parse import quote
 from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
+from quintet.admin.series import CountersByName
 from quintet.broker.doors.pipelines import ENDED, Report
+from quintet.model.histogram import Histogram
+from quintet.net.doors import OpenDoors
 from quintet.net.listener import Listener
 from quintet.net.output import OutputBudget
 from quintet.net.quic.listener import QuicListener
@@ -23,8 +25,11 @@ from quintet.protocols.doors import DOORS, Doors
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.broker.topics.catalog import Topic
+    from quintet.delivery.traces import Traces
     from quintet.flight.server import Door
     from quintet.log.embedded.engine import EmbeddedLog
+    from quintet.otlp import SpanQueue
 
 _LOG_GAUGES = (
     "cache_bytes",
@@ -36,6 +41,7 @@ _LOG_GAUGES = (
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
     ("refused", "quintet_connections_refused_total", "Connections refused by a limit."),
+    ("auth_failures", "quintet_auth_failures_total", "Logins and tokens that were refused."),
     ("cut", "quintet_connections_cut_total", "Connections the broker closed, for a reason it logged."),
     ("bytes_in", "quintet_received_bytes_total", "Bytes read from clients."),
     ("bytes_out", "quintet_sent_bytes_total", "Bytes handed to client sockets."),
@@ -174,8 +180,10 @@ class RunningServer(Protocol):
     """The parts of server.Server that are read here."""
 
     listeners: dict[str, Listener | QuicListener]
+    doors: OpenDoors
     output: OutputBudget
     flight: "Door | None"
+    spans: "SpanQueue | None"
     draining: bool
     log: "EmbeddedLog"
     broker: "Broker"
@@ -185,8 +193,11 @@ class RunningServer(Protocol):
 class View:
     """Health and metrics of one server, for admin/."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, labels_max: int) -> None:
+        """labels_max: topics, and groups, that get series of their own."""
         self._server = server
+        self._labels_max = labels_max
+        self._published: CountersByName[Topic] = CountersByName(labels_max, attrgetter("name"), attrgetter("published"))
 
     def checks(self) -> Sequence[Check]:
         server = self._server
@@ -203,11 +214,36 @@ class View:
         found.append(Check("draining", not server.draining, "shutting down" if server.draining else "no"))
         return found
 
+    def _topic_families(self) -> list[Family]:
+        named = self._published.named
+        return [
+            Family("quintet_topic_published_messages_total", "counter",
+                   "Messages accepted, by topic; (other) are those past listeners.admin.labels_max.",
+                   [({"topic": name}, count) for name, count in named.items()]),
+            Family("quintet_topic_bytes", "gauge", "What a topic keeps on disk or in memory.",
+                   [({"topic": topic.name}, sum(part.bytes_from(part.start) for part in topic.partitions)) for topic in self._published.labelled]),
+        ]  # fmt: skip
+
+    def _group_families(self) -> list[Family]:
+        """Of the groups furthest behind, as they were a few seconds ago."""
+        lags = [
+            ({"topic": each.topic, "group": each.group}, each)
+            for each in self._server.broker.lag.latest()[: self._labels_max]
+        ]
+        return [
+            Family("quintet_group_lag_messages", "gauge", "Messages that a group has not committed.",
+                   [(labels, lag.messages) for labels, lag in lags]),
+            Family("quintet_group_lag_seconds", "gauge", "Age of the oldest message that a group has not committed.",
+                   [(labels, lag.seconds) for labels, lag in lags]),
+        ]  # fmt: skip
+
     def families(self) -> Sequence[Family]:
         server = self._server
         doors = list(server.listeners.items())
         topics = server.broker.topics.all()
         subscriptions = server.broker.subscriptions
+        published = server.broker.topics.published
+        self._published.update(topics, lambda topic: server.broker.topics.get(topic.raw) is topic, published)
         build = {"version": __version__, "kernel": "native" if kernel.NATIVE else "pure"}
         found = [
             Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)]),
@@ -216,7 +252,7 @@ class View:
                    [({}, server.output.used)]),
             Family("quintet_output_waits_total", "counter", "Requests that waited for room in that bound.", [({}, server.output.waited)]),
             Family("quintet_topics", "gauge", "Topics.", [({}, len(topics))]),
-            Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, sum(t.published for t in topics))]),
+            Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, published)]),
             Family("quintet_subscriptions", "gauge", "Subscriptions, attached or not.", [({}, len(subscriptions))]),
             Family("quintet_delivered_messages_total", "counter", "Messages handed to subscribers.",
                    [({}, subscriptions.delivered)]),
@@ -232,7 +268,14 @@ class View:
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
-        found.append(_turns_family(server.turns))
+        found += _latency_families(server)
+        found += self._topic_families()
+        found += self._group_families()
+        found += _disk_families(server.log)
+        found.append(
+            Family("quintet_certificate_expires_timestamp_seconds", "gauge", "When the certificate of a door expires, as Unix time.",
+                   [({"door": name}, at) for name, at in sorted(server.doors.expiries.items())])
+        )  # fmt: skip
         found += _quic_families(doors)
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
@@ -248,6 +291,8 @@ class View:
             )
         if server.flight is not None:
             found += _flight_families(server.flight, server.broker.scheduler.monotonic())
+        if server.broker.traces is not None and server.spans is not None:
+            found += _telemetry_families(server.broker.traces, server.spans)
         if server.log.anchor_head:
             number = int(server.log.anchor_head.partition(":")[0])
             found.append(
@@ -262,11 +307,27 @@ def _per_door(
     return [({"door": name}, value(listener)) for name, listener in doors]
 
 
-def _turns_family(turns: Turns) -> Family:
-    bounds = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
-    samples = [({"le": bound}, count) for bound, count in zip(bounds, accumulate(turns.counts), strict=True)]
-    text = "Processor time of the loop thread in one of its turns: nobody else is served meanwhile."
-    return Family("quintet_loop_turn_seconds", "histogram", text, samples, turns.seconds)
+def _latency_families(server: RunningServer) -> list[Family]:
+    turns = server.turns
+    loop = Histogram(BOUNDS_S)
+    loop.counts, loop.seconds = turns.counts, turns.seconds
+    requests = [
+        ({"door": door, "operation": operation}, found)
+        for (door, operation), found in turns.latencies.requests.by_labels.items()
+    ]
+    return [
+        Family("quintet_loop_turn_seconds", "histogram",
+               "Processor time of the loop thread in one of its turns: nobody else is served meanwhile.", histograms=[({}, loop)]),
+        Family("quintet_request_seconds", "histogram",
+               "From the read of a request to its answer, without the network; one read in 16.", histograms=requests),
+        Family("quintet_append_durable_seconds", "histogram",
+               "From append to durable, of every publish that waits for a sync.", histograms=[({}, server.log.durable)]),
+        Family("quintet_disk_sync_seconds", "histogram",
+               "A write and its sync, as the loop waits for it.", histograms=[({}, turns.latencies.written)]),
+        Family("quintet_delivery_age_seconds", "histogram",
+               "Age of a batch, by the date of its append, when it is pushed to a consumer; one in 16.",
+               histograms=[({}, server.broker.subscriptions.ages)]),
+    ]  # fmt: skip
 
 
 def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list[Family]:
@@ -275,6 +336,16 @@ def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list
         Family(metric, kind, text, [({"door": name}, figures[figure]) for name, figures in said])
         for figure, kind, metric, text in (_QUIC_FIGURES if said else ())
     ]
+
+
+def _telemetry_families(traces: "Traces", spans: "SpanQueue") -> list[Family]:
+    return [
+        Family("quintet_telemetry_followed_messages", "gauge", "Sampled messages that are followed.", [({}, traces.followed)]),
+        Family("quintet_telemetry_left_out_total", "counter", "Spans that the rate had no room for.", [({}, traces.left_out)]),
+        Family("quintet_telemetry_spans_total", "counter", "Spans that the collector took.", [({}, spans.exported)]),
+        Family("quintet_telemetry_spans_dropped_total", "counter", "Spans that it did not take, or that found the queue full.",
+               [({}, spans.dropped)]),
+    ]  # fmt: skip
 
 
 def _flight_families(door: "Door", monotonic: int) -> list[Family]:
@@ -289,6 +360,14 @@ def _flight_families(door: "Door", monotonic: int) -> list[Family]:
         ]
         found.append(Family(name, kind, text, samples))
     return found
+
+
+def _disk_families(log: "EmbeddedLog") -> list[Family]:
+    free, total = log.disk_space()
+    return [
+        Family("quintet_disk_free_bytes", "gauge", "Free on the file system of the data folder.", [({}, free)]),
+        Family("quintet_disk_size_bytes", "gauge", "Size of that file system.", [({}, total)]),
+    ]
 
 
 def _log_families(stats: Mapping[str, int]) -> list[Family]:
@@ -325,6 +404,8 @@ def development_lines(
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")
+    if "console" in addresses:
+        lines.append(f"  console  http://{addresses['console']}   # {config.DEV_USER}, {config.DEV_PASSWORD}")
     if "admin" in addresses:
         lines.append(f"  admin    curl 'http://{addresses['admin']}/readyz?verbose'")
     return "\n".join([*lines, ""])

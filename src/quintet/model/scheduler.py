@@ -4,11 +4,47 @@ In the broker this is `net/loop.py` (uvloop and a few disk threads); in tests it
 still until it is told to move and disk work finishes when the test says so.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
+from quintet.kernel.buffer import Buffer
+
 T = TypeVar("T")
+
+
+class Write(Protocol):
+    """Bytes that go to one place of a file and are synced there, after others that are not synced (files/disk.DurableWrite). A call
+    makes all of it, waits, and raises what failed. If `handle` is one of the operating system, who has it may do the same with other
+    means and say what failed."""
+
+    @property
+    def handle(self) -> int:
+        """Of the operating system; -1: only a call will do."""
+
+    @property
+    def before(self) -> Sequence[tuple[int, Sequence[Buffer], int]]:
+        """(handle, buffers, position) to be written first."""
+
+    @property
+    def buffers(self) -> Sequence[Buffer]: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of everything that is written."""
+
+    @property
+    def waiters(self) -> int:
+        """How many appends wait for it."""
+
+    def __call__(self) -> None: ...
+
+    def failure(self, step: int, code: int) -> Exception:
+        """What a call would have raised if this step failed with this errno. Steps are counted from 0: each of `before`, the write,
+        the sync."""
 
 
 class Scheduler(Protocol):
@@ -28,6 +64,10 @@ class Scheduler(Protocol):
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run blocking disk work elsewhere, then done(result or the exception it raised) on the loop."""
+
+    def write(self, work: Write, done: Callable[[BaseException | None], None]) -> None:
+        """Write and sync with as little ado as possible (ADR 30), then done(None, or what failed) on the loop, later than this
+        call. Writes of one file are made one at a time: who hands in the next waits for the one before."""
 
 
 def call_each(scheduler: Scheduler, calls: Iterable[Callable[[], object]]) -> None:

@@ -56,6 +56,8 @@ BytesPerSecond = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0), Unit
 # A time. Fractions are for what is shorter than a second.
 Seconds = Annotated[int, Field(ge=0), Unit("_seconds")]
 FractionalSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Unit("_seconds")]
+# A share of something.
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Unit("_ratio")]
 # Numbers that bound nothing.
 Port = Annotated[int, Field(ge=0, le=65535), Unit("port", whole=True)]
 Partitions = Annotated[int, Field(ge=1, le=limits.PARTITIONS_MAX), Unit("partitions", whole=True)]
