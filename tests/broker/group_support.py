@@ -8,7 +8,8 @@ from quintet import kernel
 from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.consumers.group import Assignment, GroupRow
 from quintet.broker.table import Table
-from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.topics.catalog import Topic, TopicRow, Topics
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.log.base import Durability
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.tasks import Verb, start

@@ -17,7 +17,8 @@ from quintet.broker.atomic.intents import Intents
 from quintet.broker.consumers.subscriptions import SubscriptionRow, Subscriptions
 from quintet.broker.slices import Elsewhere
 from quintet.broker.table import Table
-from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.topics.catalog import Topic, TopicRow, Topics
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.log.base import Durability, Partition
 from quintet.log.embedded.engine import EmbeddedLog

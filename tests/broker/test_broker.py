@@ -12,7 +12,8 @@ from quintet.broker import core
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, Principal, hash_secret
 from quintet.broker.sections import DeliverySection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule, check_name
+from quintet.broker.topics.names import check_name
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.model.errors import AuthError, BadName, Forbidden, LimitExceeded, ShuttingDown
 from quintet.protocols.doors import PROTOCOLS
 from quintet.testing.line import SimBroker

@@ -18,6 +18,7 @@ from quintet.broker.identity.access import Acl
 from quintet.cli.folder.repair import Inline, repair
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.files.packs import PACKED_BYTES
 from quintet.log.embedded.files.segment import HEADER_BYTES
 from quintet.model.errors import DataDirError, TableDamaged
 from quintet.model.tasks import start
@@ -85,15 +86,17 @@ def test_rights_that_were_taken_away_do_not_come_back(
 class Life:
     """One broker after another on a real folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, packs: bool = False) -> None:
         self.folder = folder
+        self.packs = packs
         self.reports: list[str] = []
         self.start()
 
     def start(self) -> None:
         self.scheduler = Inline()
         anchors = str(self.folder / "anchors")
-        self.log = EmbeddedLog(self.folder, OsDisk(), self.scheduler, self.report, anchor_file=anchors)
+        options = {"anchor_file": anchors, "packs": self.packs}
+        self.log = EmbeddedLog(self.folder, OsDisk(), self.scheduler, self.report, **options)  # type: ignore[arg-type]
         self.log.recover()
         try:
             self.broker = Broker(self.log, self.scheduler, BrokerOptions(entropy=Random(1).randbytes), self.report)
@@ -136,13 +139,25 @@ class Life:
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
+    """With a file for every segment: most of what is done here is done to files."""
     return Life(tmp_path / "data")
+
+
+@pytest.fixture(params=[False, True], ids=["files", "packs"])
+def either(tmp_path: Path, request: pytest.FixtureRequest) -> Life:
+    return Life(tmp_path / "data", request.param)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Life:
+    return Life(tmp_path / "data", packs=True)
 
 
 TEN = [b"%d" % number for number in range(10)]
 
 
-def test_a_flipped_bit_in_topics_is_repaired_from_the_headers(life: Life) -> None:
+def test_a_flipped_bit_in_topics_is_repaired_from_the_headers(either: Life) -> None:
+    life = either
     life.publish("orders", TEN)
     life.stop()
     table = life.folder / f"topics/00000001/0/{0:020d}.seg"
@@ -168,7 +183,8 @@ def test_a_flipped_bit_in_topics_is_repaired_from_the_headers(life: Life) -> Non
 
 
 @pytest.mark.parametrize("with_checkpoints", [True, False])
-def test_without_the_table_of_topics_nothing_starts_until_it_is_rebuilt(life: Life, with_checkpoints: bool) -> None:
+def test_without_the_table_of_topics_nothing_starts_until_it_is_rebuilt(either: Life, with_checkpoints: bool) -> None:
+    life = either
     life.publish("orders", TEN)
     life.stop()
     table = life.folder / f"topics/00000001/0/{0:020d}.seg"
@@ -184,7 +200,8 @@ def test_without_the_table_of_topics_nothing_starts_until_it_is_rebuilt(life: Li
     life.stop()
 
 
-def test_an_older_table_of_topics_is_refused(life: Life) -> None:
+def test_an_older_table_of_topics_is_refused(either: Life) -> None:
+    life = either
     life.publish("first", [b"1"])
     life.stop()
     table = life.folder / f"topics/00000001/0/{0:020d}.seg"
@@ -242,6 +259,38 @@ def test_records_without_a_row_and_a_header_are_not_removed(life: Life) -> None:
     with pytest.raises(DataDirError, match=r"1 topics have files and no row in __topics"):
         life.start()
     assert segment.exists()
+
+
+def test_what_a_deletion_left_in_a_pack_is_removed_and_not_taken_for_lost(packed: Life) -> None:
+    packed.publish("orders", TEN[:3])
+    packed.publish("kept", TEN[:3])
+    pack = packed.folder / "packs" / "00000000.0"
+    before = pack.read_bytes()
+    packed.broker.topics.delete(b"orders")
+    packed.scheduler.run_all()
+    packed.stop()
+    (packed.folder / "anchors").unlink()  # they would say that it was deleted
+    pack.write_bytes(before)  # as if the power had gone before its room was given up
+    packed.start()
+    assert "deletion_finished" in packed.reports
+    assert packed.read("kept") == TEN[:3]
+    room = pack.read_bytes()[16 * PACKED_BYTES :][:PACKED_BYTES]
+    assert room.rstrip(b"\0") == b"QNTG"
+    packed.stop()
+
+
+def test_room_of_a_pack_copied_over_another_topics_is_refused(packed: Life) -> None:
+    packed.publish("orders", TEN[:3])
+    packed.publish("payroll", [b"secret"])
+    packed.stop()
+    pack = packed.folder / "packs" / "00000000.0"
+    data = bytearray(pack.read_bytes())
+    data[16 * PACKED_BYTES : 17 * PACKED_BYTES] = data[17 * PACKED_BYTES :].ljust(PACKED_BYTES, b"\0")
+    pack.write_bytes(data)
+    with pytest.raises(
+        DataDirError, match=r"it is of topic number 17 \('payroll'\), partition 0, and lies in the folder"
+    ):
+        packed.start()
 
 
 def test_a_folder_copied_over_another_topics_is_refused(life: Life) -> None:

@@ -11,7 +11,8 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import Deadlines
 from quintet.broker.sections import DeliverySection
-from quintet.broker.topics.catalog import CacheTopic, TopicPolicy, TopicRule
+from quintet.broker.topics.catalog import CacheTopic
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.delivery.lane import Lane
 from quintet.model.errors import StorageError
 from quintet.model.tasks import start

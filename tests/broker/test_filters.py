@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintet import kernel
 from quintet.broker.topics.filters import FILTER_BYTES_MAX, MATCH_BYTES_MAX, SLOW_BYTES_MAX, compile
 from quintet.model.errors import BadRequest
 
@@ -138,3 +139,37 @@ def test_values_over_the_bounds_do_not_match() -> None:
     assert not compile(b"$.a").matches(b"", b'{"a":"' + b"x" * SLOW_BYTES_MAX + b'"}')
     assert not compile("text:é".encode()).matches(b"", "é".encode() * SLOW_BYTES_MAX)
     assert compile(b"$.a").scan_bytes_max < compile(b"a").scan_bytes_max
+
+
+SHORT = st.binary(max_size=6) | st.sampled_from([b"ab", b"a b", b"AB", b"b\n", b"", "\u00e4".encode()])
+TEXTS = [
+    "ab",
+    "A",
+    "regex:a.?b",
+    "regex:[ab]+",
+    "regex:(?i)a|b",
+    "regex:^a",
+    "regex:a$",
+    "regex:\\bb",
+    "key:ab",
+    "a+b",
+    "(b",
+    "text:\u00c4",
+]
+
+
+@given(st.lists(st.tuples(SHORT, SHORT), min_size=1, max_size=5), st.sampled_from(TEXTS))
+def test_a_batch_that_is_passed_over_has_no_record_that_matches(records: list[tuple[bytes, bytes]], text: str) -> None:
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    headers = [((key, value),) for key, value in records]
+    filter = compile(text.encode())
+    data = bytes(kernel.build(list(values), list(keys), list(headers)))
+    matched = any(filter.matches(key, value) for key, value in records)
+    assert filter.may_be_in(data) or not matched
+
+
+def test_most_filters_are_quick_and_those_that_look_around_are_not() -> None:
+    quick = {text: compile(text.encode()).quick for text in TEXTS}
+    assert [text for text, found in quick.items() if not found] == ["regex:^a", "regex:a$", "regex:\\bb", "text:\u00c4"]
+    assert not compile(b"needle").may_be_in(b"hay" * 100) and compile(b"needle").may_be_in(b"a NEEDLE")
+    assert not compile(b"$.a == 5").quick and compile(b"$.a == 5").may_be_in(b"")

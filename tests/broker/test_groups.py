@@ -424,6 +424,8 @@ def test_offsets_past_the_end_after_a_restart_are_clamped_for_good(lost: str) ->
     else:
         for path in [path for path in broker.disk.snapshot() if path.startswith("/data/topics/00000016/0/")]:
             broker.disk.damage(path, (broker.disk.read_file(path) or b"")[:512])
+        for path in [path for path in broker.disk.snapshot() if path.startswith("/data/packs/")]:
+            broker.disk.damage(path, (broker.disk.read_file(path) or b"")[: 16 * 2048 + 512])
         broker.cut_power(5)
     topic = broker.topic(name)
     end = topic.partitions[0].visible

@@ -323,6 +323,8 @@ def test_a_refused_effect_is_had_later_and_who_asks_again_is_told() -> None:
     commit(parts, 1, told := Told(), token="t")
     parts.scheduler.run_until_idle()
     assert [type(error) for error in told] == [NotYetVisible]
+    (stuck,) = parts.intents.waiting()  # as an operator sees it
+    assert (stuck.token, bool(stuck.why)) == ("t", True)
     row = parts.intents.outcome("t")
     assert row is not None
     tell(parts.intents.wait(row), waiting := Told())
@@ -331,7 +333,7 @@ def test_a_refused_effect_is_had_later_and_who_asks_again_is_told() -> None:
     tell(parts.intents.wait(row), last := Told())
     parts.advance(SECOND)
     assert last == [None]
-    assert numbers.present() == {1}
+    assert numbers.present() == {1} and parts.intents.waiting() == []
 
 
 def test_a_clock_that_is_put_back_does_not_hold_up_what_waits() -> None:

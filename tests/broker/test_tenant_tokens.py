@@ -89,7 +89,7 @@ def verdict(kind: Kind, algorithm: str, verifier: type[TenantTokens] = TenantTok
     try:
         verifier(options(algorithm, **kind.options)).verify(kind.token, NOW)
     except AuthError as error:
-        return str(error)
+        return error.message
     return "accepted"
 
 

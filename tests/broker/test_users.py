@@ -129,7 +129,7 @@ def test_whatever_is_wrong_the_answer_is_the_same(sim: SimBroker, name: str, pas
     create(sim, "alice")
     error = login(sim, name, password).error
     assert isinstance(error, AuthError)
-    assert str(error) == "invalid user name or password"
+    assert str(error) == "invalid user name or password (check both, and that the user is enabled)"
 
 
 OTHER_COSTS = "$argon2id$v=19$m=64,t=3,p=1$MDEyMzQ1Njc4OWFiY2RlZg$kf9UMaZH7NOWlYL7gZ4yYRONK50aIhRvG0mVu6pHQts"

@@ -5,9 +5,9 @@ than the first row is examples/line_door.py.
 
     every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, scheduler, subscribe, subscription
     blipmq    tails, tails_appended
-    flymq     create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys, producers,
-              reject, schemas, slices, topics, transactions, users, wait_for
-    fast      queues, tokens
+    flymq     create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
+              matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, topics, transactions, users, wait_for
+    fast      queues, tails, tails_appended, tokens
     peerbus   peers
     felix     caches, claims, elsewhere, groups, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics
 
@@ -24,7 +24,7 @@ Parts (queues, peers, caches, groups ...) are attributes. Late results (durabili
 topics, subscriptions and access; it has no thread, no clock of its own, and sees no protocol's bytes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NoReturn
@@ -44,6 +44,7 @@ from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events
 from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.consumers.group import CommitPayload, GroupRow
+from quintet.broker.consumers.lag_samples import LagSamples
 from quintet.broker.consumers.polled_members import Claims
 from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.doors.cache import Caches
@@ -68,26 +69,23 @@ from quintet.broker.sections import (
     QueueSection,
     Tenant,
 )
-from quintet.broker.slices import Elsewhere, Slices
+from quintet.broker.slices import Elsewhere, Slices, Steps
 from quintet.broker.table import T, Table
-from quintet.broker.topics.catalog import (
-    CACHE_PREFIX,
-    Topic,
-    TopicPolicy,
-    TopicRow,
-    TopicRule,
-    Topics,
-    refuse_cache,
-    text_of,
-)
+from quintet.broker.topics.catalog import Topic, TopicRow, Topics
 from quintet.broker.topics.long_polls import LongPolls, Wait
+from quintet.broker.topics.names import CACHE_PREFIX, refuse_cache, text_of
+from quintet.broker.topics.patterns import matching
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
+from quintet.broker.topics.replies import ReplyTopics
+from quintet.broker.topics.traced import TracedTopic
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
+from quintet.delivery.traces import Traces
 from quintet.log.base import Durability, Log, Partition
 from quintet.model import limits
-from quintet.model.batch import RecordBatch
+from quintet.model.batch import Header, RecordBatch
 from quintet.model.clocks import WallClock
-from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
 from quintet.model.tasks import Promise, next_turn, start, start_alone
 
@@ -117,6 +115,7 @@ class BrokerOptions:
     caches: CacheSection = field(default_factory=CacheSection)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     entropy: Entropy = no_entropy
+    traces: Traces | None = None  # who follows sampled messages; None: nobody
     doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
 
 
@@ -141,10 +140,8 @@ class Broker:
         self._options = options
         topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
         subscriptions_table = _loaded(Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow))
-        self.audit = Audit(log, scheduler, report, bytes_max=options.limits.audit_bytes)
-        self.audit.load()
-        self.events = Events(log, scheduler, report, mode=options.audit.events, bytes_max=options.audit.events_bytes)
-        self.events.load()
+        self.traces = options.traces
+        self._open_audit(log, scheduler, report)
         self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.limits.password_bytes_min)
         self.users.load()
         self.keys = Keys(
@@ -153,7 +150,8 @@ class Broker:
         )  # fmt: skip
         self.keys.load()
         policy = replace(options.topics, cache_durability=options.caches.durability)
-        self.topics = Topics(log, topics_table, policy, options.entropy)
+        make = None if self.traces is None else partial(TracedTopic, self.traces)
+        self.topics = Topics(log, topics_table, policy, options.entropy, make)
         self.topics.load()
         self.topics.check_folders(report)
         self.keeps_rejected = options.delivery.keep_rejected
@@ -166,16 +164,15 @@ class Broker:
             self.elsewhere,
         )
         letters = _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True))
-        self.dead = DeadLetters(
-            letters, self.topics, self.intents, scheduler, suffix=options.delivery.dead_letter_suffix
-        )
+        suffix = options.delivery.dead_letter_suffix
+        self.dead = DeadLetters(letters, self.topics, self.intents, scheduler, suffix=suffix, traces=self.traces)
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,
             options.delivery.policy,
             scheduler,
             report,
-            dead_letter_suffix=options.delivery.dead_letter_suffix,
+            dead_letter_suffix=suffix,
             idle_us=options.delivery.subscription_idle_us,
             subscriptions_max=options.delivery.subscriptions_max,
             dead=self.dead,
@@ -196,6 +193,13 @@ class Broker:
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
 
+    def _open_audit(self, log: Log, scheduler: Scheduler, report: Report) -> None:
+        self.audit = Audit(log, scheduler, report, bytes_max=self._options.limits.audit_bytes)
+        self.audit.load()
+        mode, bytes_max = self._options.audit.events, self._options.audit.events_bytes
+        self.events = Events(log, scheduler, report, mode=mode, bytes_max=bytes_max, traces=self.traces)
+        self.events.load()
+
     def _open_peers(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         peers, options = _loaded(Table(log, *PEERS_TABLE, PeerRow)), self._options.peers
         self.peers = Peers(
@@ -205,6 +209,7 @@ class Broker:
 
     def _open_groups_and_transactions(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         """What only reads and writes topics in other ways: it needs all of the above."""
+        self._reply_topics = ReplyTopics(self.topics, self._delete_now)
         self.claims = Claims(self.subscriptions, scheduler)
         options = self._options
         self.groups = Groups(
@@ -216,6 +221,7 @@ class Broker:
             events=self.events,
         )
         self.groups.load()
+        self.lag = LagSamples(self.groups, self.topics, scheduler)
         self.intents.on_effect(CommitPayload, self.groups.offsets.apply_commit)
         self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)), self.slices)
         delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
@@ -285,7 +291,7 @@ class Broker:
 
     async def reject(
         self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | memoryview | None,
-        value: bytes | memoryview, origin: bytes,
+        value: bytes | memoryview, origin: bytes, headers: tuple[Header, ...] = (),
     ) -> NoReturn:  # fmt: skip
         """A message does not fit this schema: raises SchemaRejected, after it was put among the dead letters if the
         configuration wants that."""
@@ -293,7 +299,7 @@ class Broker:
         if self.keeps_rejected:
             # A large value is a view that stays as it is.
             kept = (bytes(key) if key else None, value if len(value) > limits.LARGE_BYTES else bytes(value))
-            await self.dead.bury_rejected(topic.raw, *kept, origin, f"{schema.id}: {said}")
+            await self.dead.bury_rejected(topic.raw, *kept, origin, f"{schema.id}: {said}", headers)
         raise SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
 
     def create_topic(
@@ -308,6 +314,20 @@ class Broker:
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         return self.topics.create(name, partitions, durability, retention_us, retention_bytes)
+
+    async def purge_topic(self, name: bytes) -> Topic:
+        """Remove all messages of a topic: groups and subscriptions go on behind them. Dead letters are listed by a table of
+        their own, and have a verb of their own."""
+        if name.decode(errors="replace").endswith(self._options.delivery.dead_letter_suffix):
+            raise BadRequest(
+                f"topic {name.decode(errors='replace')!r} holds dead letters",
+                hint="`quintet dlq purge` puts them aside",
+            )
+        return await self.topics.purge(name)
+
+    def matching_topics(self, patterns: Sequence[str], may_see: Callable[[str], bool]) -> Steps[list[str]]:
+        """Names of the topics that match, of those that the caller may see (broker/topics/patterns.py)."""
+        return matching(patterns, self.topics.all(), may_see, self._options.delivery.dead_letter_suffix)
 
     async def delete_topic(self, name: bytes) -> bool:
         """Remove a topic, its subscriptions and its groups; False if there is none. Its name may be used again at once."""
@@ -459,6 +479,7 @@ class Broker:
             self.intents,
             self.stages,
             self.producers,
+            self._reply_topics,
             self.audit,
             self.events,
         )

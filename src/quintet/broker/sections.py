@@ -1,4 +1,4 @@
-"""Defines the sections of the configuration that the broker itself is handed: delivery, limits, audit, and those of doors.
+"""Defines the sections of the configuration that the broker itself is handed: delivery, limits, audit, telemetry, and those of doors.
 
 Each is handed down whole by server.py to the part that uses it; config/ reads them into the tree of options. A key has its unit in its
 type and its reason in its description. Times are seconds to whoever writes them and microseconds to the broker. No files are read
@@ -23,6 +23,8 @@ from quintet.model.sections import (
     Durability,
     FractionalSeconds,
     PerMinute,
+    PerSecond,
+    Ratio,
     Renamed,
     Seconds,
     Section,
@@ -328,3 +330,38 @@ class AuditSection(Section):
         default=limits.EVENTS_BYTES_DEFAULT,
         description="What the audit of deliveries and acknowledgements keeps, in bytes.",
     )
+
+
+class TelemetrySection(Section):
+    """Spans of sampled messages, exported to an OpenTelemetry collector. Needs quintet[otel]."""
+
+    endpoint: str = Field(
+        default="",
+        description="Address of the collector's OTLP/HTTP receiver, as http://127.0.0.1:4318; without a path it is /v1/traces. "
+        "Empty: the broker makes no spans. Headers and certificates are OpenTelemetry's own: OTEL_EXPORTER_OTLP_HEADERS, "
+        "OTEL_EXPORTER_OTLP_CERTIFICATE.",
+        pattern=r"^(https?://[^\s/]+(/\S*)?)?$",
+    )
+    service_name: str = Field(
+        default="quintet", description="What traces call this broker (service.name).", min_length=1, max_length=255
+    )
+    sample_ratio: Ratio = Field(
+        default=1.0,
+        description="Share of the traces that the broker takes part in, of those whose publisher sampled them: chosen by the "
+        "trace's id, so that all brokers choose the same. Messages without a sampled traceparent have no spans.",
+    )
+    spans_per_second_max: Annotated[PerSecond, Field(ge=4)] = Field(
+        default=1_000, description="Spans per second; sampled messages above that have none, and are counted."
+    )
+    messages_max: Count = Field(
+        default=10_000, description="Sampled messages followed at a time; the oldest is forgotten for one more."
+    )
+    queue_spans_max: Count = Field(
+        default=10_000, description="Spans that wait for the collector; one more is dropped and counted."
+    )
+
+    @property
+    def url(self) -> str:
+        """Where spans are sent."""
+        place = self.endpoint.partition("://")[2].partition("/")[2]
+        return self.endpoint if place else f"{self.endpoint.rstrip('/')}/v1/traces"

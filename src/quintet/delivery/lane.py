@@ -26,6 +26,7 @@ from functools import partial
 from quintet.delivery.consumer import Consumer, Flight
 from quintet.delivery.delivered import LaneRanges
 from quintet.delivery.sink import Sink
+from quintet.delivery.traces import LaneTraces
 from quintet.log.base import Partition
 from quintet.model.batch import SPARSE, RecordBatch
 
@@ -54,6 +55,7 @@ class Lane:
         "retry",
         "skipped",
         "delivered_ranges",
+        "traces",
     )
 
     def __init__(self, partition: Partition, position: int) -> None:
@@ -64,6 +66,7 @@ class Lane:
         self.dead: dict[int, int] = {}  # offset -> attempts made, on their way to the dead-letter topic
         self.skipped = 0  # records that expired, or that retention took, before they could be delivered
         self.delivered_ranges: LaneRanges | None = None  # what is told to the audit
+        self.traces: LaneTraces | None = None  # and to who follows sampled messages
         self._timers: list[tuple[int, int, Flight]] = []
         self._order = 0
         self._working: dict[int, int] = {}  # offset -> when its consumer last said that it works on it
@@ -151,6 +154,8 @@ class Lane:
                 ranges.delivered_end = end
             else:
                 ranges.delivered(start, end)
+        if self.traces is not None:
+            self.traces.delivered(start, end, attempt)
         return attempt
 
     def attempt_of(self, run: Run) -> int:
@@ -196,6 +201,7 @@ class Lane:
         else:
             self.inflight[offset] = waiting = Flight(flight.attempt, [offset], None)
             self._time(waiting, due)
+            self._told_back(offset, flight)
         return True
 
     def settle(self, offset: int) -> None:
@@ -232,6 +238,7 @@ class Lane:
                 self.dead[offset] = flight.attempt
             else:
                 self.retry[offset] = flight.attempt - (number > 0)
+                self._told_back(offset, flight)
         if held and len(self.retry) > len(held):  # others were due already, and those came later
             self.retry = dict(sorted(self.retry.items()))
 
@@ -253,7 +260,13 @@ class Lane:
                 flight.consumer.timed_out(monotonic)
             self._land(offset)
             target[offset] = flight.attempt
+            if target is self.retry:
+                self._told_back(offset, flight)
         return due
+
+    def _told_back(self, offset: int, flight: Flight) -> None:
+        if self.traces is not None and flight.sink is not None:
+            self.traces.given_back(offset, flight.attempt)
 
     # -- what survives a restart -----------------------------------------------------------------------------------
 

@@ -8,14 +8,19 @@ business (broker/consumers/subscriptions.py, broker/audit/delivery_events.py); t
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from quintet.delivery.consumer import Consumer
 from quintet.delivery.delivered import DeliveredRanges, LaneRanges
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
+from quintet.delivery.traces import LaneTraces, Traces
+from quintet.model.histogram import SKIPPED, Histogram
 
 MESSAGES_PER_RUN_MAX = 65_536
 BACKOFF_DOUBLINGS_MAX = 8  # records of a dead-letter topic are tried without end, and still within minutes
+
+ATTEMPTS_WITHOUT_END: Final = 1 << 30  # on a dead-letter topic itself, and in a group: there is nowhere further to go
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_delivered_ranges", "_turn", "consumer", "delivered", "dirty", "door",
+        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_delivered_ranges", "_traces", "_turn", "ages", "consumer", "delivered", "dirty", "door",
         "id", "lanes", "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
@@ -51,6 +56,7 @@ class Subscription:
         door: str,
         who: str = "",
         delivered_ranges: DeliveredRanges | None = None,
+        traces: Traces | None = None,
         name: str = "",
     ) -> None:
         self.id = id
@@ -61,6 +67,7 @@ class Subscription:
         self.lanes = lanes
         self.door = door
         self._delivered_ranges = delivered_ranges
+        self._traces = traces
         self.served_by(who or owner)
         self.sink: Sink | None = None
         self.consumer = Consumer(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
@@ -74,11 +81,15 @@ class Subscription:
         self._pumping = False
         self._parked = False
         self._turn = 0
+        self.ages: Histogram | None = None  # of what is pushed: one batch in SAMPLED
 
     def served_by(self, who: str) -> None:
         """Who gets what is handed over from now on, for the audit; "": several do, and who hands it to them says which."""
+        topic = self.topic_name.decode()
+        if self._traces is not None:
+            for lane in self.lanes:
+                lane.traces = LaneTraces(self._traces, self.door, who, topic, lane.partition.number)
         if self._delivered_ranges is not None:
-            topic = self.topic_name.decode()
             for lane in self.lanes:
                 lane.delivered_ranges = (
                     LaneRanges(self._delivered_ranges, self.door, who, topic, lane.partition.number) if who else None
@@ -187,6 +198,8 @@ class Subscription:
         self._turn += 1
         self.delivered += last - first
         self._touch()
+        if self.ages is not None and self._turn & SKIPPED == 1:
+            self.ages.observe((self._now() - batch.timestamp) / 1e6)
         sink.records(self, lane.partition.number, batch, first, last)
 
     def effective_qos(self, run: Run) -> int:
@@ -239,10 +252,13 @@ class Subscription:
         number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
         self.consumer.acknowledged(number, self._monotonic())
         unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
-        if lane.delivered_ranges is not None:
+        ranges, traces = lane.delivered_ranges, lane.traces
+        if ranges is not None or traces is not None:
             for missing in (*unknown, last):
-                if first < missing:
-                    lane.delivered_ranges.acked(first, missing)
+                if first < missing and ranges is not None:
+                    ranges.acked(first, missing)
+                if first < missing and traces is not None:
+                    traces.acked(first, missing)
                 first = missing + 1
         self._freed()
         return unknown
@@ -254,20 +270,22 @@ class Subscription:
             for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)):
                 lane.working(offset, monotonic)
 
-    def nack(self, partition: int, first: int, count: int, delay_us: int | None) -> list[int]:
+    def nack(self, partition: int, first: int, count: int, delay_us: int | None, *, give_up: bool = False) -> list[int]:
         """The consumer failed with these: each is due again after the delay (None: as polled ones are, doubling with each
-        attempt), or dead when its attempts are used up. Returns those that it does not hold."""
+        attempt), or dead when its attempts are used up, or at once if the consumer gives it up. Returns those that it does not
+        hold."""
         self._touch()
         offsets = range(first, first + min(count, MESSAGES_PER_RUN_MAX))
         if not 0 <= partition < len(self.lanes):
             return list(offsets)
         lane, monotonic, policy = self.lanes[partition], self._monotonic(), self._policy
         unknown = []
+        most = 0 if give_up and policy.attempts_max < ATTEMPTS_WITHOUT_END else policy.attempts_max
         for offset in offsets:
             flight = lane.inflight.get(offset)
             attempt = 1 if flight is None else flight.attempt
             wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
-            if not lane.nack(offset, monotonic + wait, policy.attempts_max):
+            if not lane.nack(offset, monotonic + wait, most):
                 unknown.append(offset)
         self.consumer.acknowledged(-1, monotonic)
         self._freed()

@@ -28,6 +28,7 @@ from quintet.broker.table import Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.broker.topics.seek import fetch_from, read_from
+from quintet.delivery.traces import Attributes, Traces
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch, Row
@@ -114,13 +115,21 @@ class DeadLetters:
     """Everything about dead letters. The table must be loaded; the effect is registered here, before `recover`."""
 
     def __init__(
-        self, table: Table[DeadRow], topics: Topics, intents: Intents, scheduler: Scheduler, *, suffix: str
+        self,
+        table: Table[DeadRow],
+        topics: Topics,
+        intents: Intents,
+        scheduler: Scheduler,
+        *,
+        suffix: str,
+        traces: Traces | None = None,
     ) -> None:
         self._table = table
         self._topics = topics
         self._intents = intents
         self._scheduler = scheduler
         self._suffix = suffix
+        self._traces = traces
         self._replaying: set[tuple[int, int, int]] = set()
         self._started = scheduler.now()
         self.buried = 0
@@ -160,9 +169,18 @@ class DeadLetters:
         with suppress(NotYetVisible):
             await self._intents.commit([self.prepare(source, partition, offset, row, failure)], effects, token)
         self.buried += 1
+        if self._traces is not None:
+            told: Attributes = {"quintet.cause": failure.cause, "quintet.attempt": failure.attempts}
+            self._traces.settled("bury", "", "", source.decode(), partition, (offset, offset + 1), told)
 
     async def bury_rejected(
-        self, source: bytes, key: bytes | None, value: bytes | memoryview, origin: bytes, reason: str
+        self,
+        source: bytes,
+        key: bytes | None,
+        value: bytes | memoryview,
+        origin: bytes,
+        reason: str,
+        headers: Headers = (),
     ) -> None:
         """A record that its topic's schema does not let in."""
         row = (
@@ -170,7 +188,7 @@ class DeadLetters:
             self._scheduler.now(),
             key,
             cast(bytes, value),
-            (),
+            headers,
             0,
             origin,
         )  # a large one is a view, as in `row`
@@ -345,7 +363,7 @@ class DeadLetters:
         topic = self._topics.ensure(source, durable=True)
         appends, offsets = list[Adding](), dict[tuple[int, int], list[int]]()
         for (dead, number, offset), item in letters:
-            batch = Records([item.value], [item.key], [item.headers], origin=item.origin)
+            batch = Records([item.value], [item.key], [item.headers], [item.timestamp], origin=item.origin)
             exists = 0 <= item.partition < len(topic.partitions)
             appends.append((topic, item.partition if exists else topic.choose(item.key), batch))
             offsets.setdefault((dead.spec.id, number), []).append(offset)

@@ -14,7 +14,7 @@ meanwhile (also if one of the same name was made since) it becomes a dead letter
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import ClassVar, Final, Self
 
@@ -25,7 +25,8 @@ from quintet.broker.atomic.intent_rows import Adding, Effect, Records
 from quintet.broker.atomic.intents import Intents, NotYetVisible, topic_ready
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import ANY, Topic, Topics
-from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError, TooLarge
+from quintet.model.batch import Header
+from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError, TooLarge, message_of
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Promise, sleep, start_alone
 
@@ -43,7 +44,7 @@ RECORDS_PER_TICK_MAX: Final = 1_000
 BYTES_PER_TICK_MAX: Final = 8 << 20  # a larger message goes alone
 RETRY_US: Final = 1_000_000  # after a refusal
 
-Headers = tuple[tuple[bytes, bytes], ...]
+Headers = tuple[Header, ...]
 Report = Callable[[str, dict[str, object]], None]
 
 
@@ -60,6 +61,7 @@ class DelayedRow(msgspec.Struct, frozen=True, array_like=True):
     value: bytes | None
     headers: Headers
     origin: bytes
+    ttl_us: int = 0  # from its delivery on; 0: it does not expire
 
 
 class DelayedSent(Effect, frozen=True):
@@ -130,6 +132,10 @@ class Delays:
         """Entries of the heap, those of cancelled messages among them."""
         return len(self._heap)
 
+    def walk(self) -> Iterator[DelayedRow]:
+        """All that wait, in no order; those that are just leaving among them."""
+        return iter(tuple(self._table))
+
     # -- taking ----------------------------------------------------------------------------------------------------
 
     async def produce(
@@ -142,9 +148,11 @@ class Delays:
         headers: Headers,
         due_us: int,
         origin: bytes,
+        ttl_us: int = 0,
     ) -> int:
         """Keep a message until `due_us` (microseconds since 1970), for this partition or ANY: then it is chosen when it
-        is delivered, by the key or in turn. Returns its handle when it is durable; raises if it was not kept."""
+        is delivered, by the key or in turn. Its time to live, if not 0, begins then. Returns its handle when it is durable;
+        raises if it was not kept."""
         now = self._scheduler.now()
         if not now - CLOCK_SLACK_US <= due_us <= now + DELAY_MAX_US:
             raise BadRequest(
@@ -157,7 +165,8 @@ class Delays:
         key, value = None if key is None else bytes(key), None if value is None else bytes(value)
         handle = max(self._last_handle + 1, now)  # from the clock: not used again by a broker that starts empty
         row = DelayedRow(
-            handle, owner, topic.name, 0 if topic.in_memory else topic.spec.id, partition, due_us, key, value, headers, origin
+            handle, owner, topic.name, 0 if topic.in_memory else topic.spec.id, partition, due_us, key, value, headers, origin,
+            ttl_us,
         )  # fmt: skip
         size = _size(row)
         if size > MESSAGE_BYTES_MAX:
@@ -287,13 +296,15 @@ class Delays:
                     placed[at][3].append(row)
                 sent.append(row)
             except QuintetError as refused:
-                refusals.setdefault(str(refused), ([], refused))[0].append(row)
+                refusals.setdefault(message_of(refused), ([], refused))[0].append(row)
         for refused_rows, refusal in refusals.values():
             start_alone(self._scheduler, self._put_back(refused_rows, refusal))
         appends: list[Adding] = []
         for topic, number, origin, run in placed:
             columns = ([row.value for row in run], [row.key for row in run], [row.headers for row in run])
-            appends.append((topic, number, Records(*columns, origin=origin)))
+            now = self._scheduler.now()
+            expiries = [now + row.ttl_us if row.ttl_us else 0 for row in run]
+            appends.append((topic, number, Records(*columns, origin=origin, expiries=expiries)))
         return [*appends, *letters], sent, len(letters)
 
     def _topic_of(self, row: DelayedRow) -> Topic | None:
@@ -330,7 +341,7 @@ def _too_large(size: int) -> TooLarge:
 
 
 def _size(row: DelayedRow) -> int:
-    headers = sum(HEADER_BYTES + len(name) + len(value) for name, value in row.headers)
+    headers = sum(HEADER_BYTES + len(name) + len(value or b"") for name, value in row.headers)
     return ROW_BYTES + len(row.topic) + len(row.key or b"") + len(row.value or b"") + headers
 
 

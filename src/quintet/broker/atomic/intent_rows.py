@@ -78,6 +78,7 @@ class Records(NamedTuple):
     timestamps: Sequence[int] | None = None
     origin: bytes = b""
     flags: int = 0
+    expiries: Sequence[int] | None = None
 
     @property
     def size(self) -> int:
@@ -89,7 +90,8 @@ class Records(NamedTuple):
         return size
 
     def build(self) -> bytearray:
-        return kernel.build(self.values, self.keys, self.headers, self.timestamps, origin=self.origin, flags=self.flags)
+        columns = (self.values, self.keys, self.headers, self.timestamps, self.expiries)
+        return kernel.build(*columns, origin=self.origin, flags=self.flags)
 
 
 Batch = bytearray | Records

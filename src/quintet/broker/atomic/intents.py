@@ -105,12 +105,13 @@ class _Running:
     """An intent on its way. `row` is None until it is written; `answer` is for those who wait now."""
 
     __slots__ = (
-        "answer", "applied", "batches", "bytes", "complained", "lost", "note_every", "noted", "number", "owner", "row",
-        "stages", "token",
+        "answer", "applied", "batches", "began", "bytes", "lost", "note_every", "noted", "number", "owner", "row",
+        "stages", "token", "waits_for",
     )  # fmt: skip
 
-    def __init__(self, number: int, token: str, owner: str, size: int, stages: tuple[str, ...]) -> None:
+    def __init__(self, number: int, token: str, owner: str, size: int, stages: tuple[str, ...], began: int) -> None:
         self.number = number
+        self.began = began  # by the monotonic clock: asked for, or taken up by a start
         self.token = token
         self.owner = owner
         self.bytes = size
@@ -121,8 +122,19 @@ class _Running:
         self.noted = 0  # how many of them the row says
         self.note_every = NOTE_EVERY_APPENDS
         self.lost: Exception | None = None  # what the disk lost of a stage
-        self.complained = False
+        self.waits_for = ""  # what refused to take its part
         self.answer: Promise[None] = Promise()
+
+
+class Waiting(NamedTuple):
+    """A committed intent that something refuses to take its part of. `since`: by the monotonic clock."""
+
+    number: int
+    owner: str
+    token: str
+    bytes: int
+    since: int
+    why: str
 
 
 class Intents:
@@ -208,7 +220,7 @@ class Intents:
             topic.check_writable(number)
         self._last += 1
         stages = tuple(dict.fromkeys(part.stage for part in staged))
-        running = _Running(self._last, token, owner, size, stages)
+        running = _Running(self._last, token, owner, size, stages, self._scheduler.monotonic())
         self._begin(running)
         if token:
             self._asked[token] = running
@@ -368,9 +380,9 @@ class Intents:
 
     async def _wait_again(self, running: _Running, error: Exception) -> None:
         """Committed is committed: what was refused is tried until it is taken, and whoever waits is told."""
-        if not running.complained:
-            running.complained = True
+        if not running.waits_for:
             self.report("intent_waits", {"intent": running.number, "error": str(error)})
+        running.waits_for = str(error)
         again = self._retry()
         self._note(running)
         answer, running.answer = running.answer, Promise()
@@ -455,7 +467,7 @@ class Intents:
                 self._emptied(row.stages)
                 continue
             size = sum(len(append.batch) for append in row.appends)
-            running = _Running(row.number, row.token, row.owner, size, row.stages)
+            running = _Running(row.number, row.token, row.owner, size, row.stages, monotonic)
             self._begin(running)
             missing = self._missing(row)
             self.report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
@@ -547,6 +559,14 @@ class Intents:
     @property
     def unfinished(self) -> int:
         return len(self._running)
+
+    def waiting(self) -> list[Waiting]:
+        """Those that are committed and are tried again every second, the oldest first."""
+        return [
+            Waiting(one.number, one.owner, one.token, one.bytes, one.began, one.waits_for)
+            for one in self._running.values()
+            if one.waits_for
+        ]
 
 
 async def topic_ready(topic: Topic) -> None:

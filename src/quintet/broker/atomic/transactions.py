@@ -16,14 +16,14 @@ fences the transaction that an earlier instance left open.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from quintet.broker.atomic.intent_rows import Adding, Effect, Records
 from quintet.broker.atomic.intents import Intents
 from quintet.broker.topics.catalog import ANY, Topic
-from quintet.model.batch import TRANSACTIONAL
+from quintet.model.batch import TRANSACTIONAL, Header
 from quintet.model.errors import (
     BadRequest,
     LimitExceeded,
@@ -42,6 +42,7 @@ OPEN_BYTES_MAX: Final = 256 << 20  # of all open transactions together
 OWNER_BYTES_MAX: Final = 64 << 20  # of those of one principal: nobody takes the room of all others
 ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever asks
 TXN_ID_BYTES: Final = 16
+HEADER_BYTES: Final = 200  # what a header costs beside its texts
 
 Blob = bytes | memoryview  # a view of what a connection received: a large message is not copied before the commit
 Check = Callable[[], Callable[[], None]]
@@ -56,6 +57,20 @@ class TransactionLimits:
     open_max: int = 100  # per principal
     timeout_us: int = 60_000_000
     timeout_us_max: int = 900_000_000
+
+
+class _Part(NamedTuple):
+    """What a transaction has for one partition."""
+
+    values: list[Blob | None]
+    keys: list[Blob | None]
+    headers: list[tuple[Header, ...]]
+    expiries: list[int]
+    origin: bytes
+
+    def records(self) -> Records:
+        columns = (self.values, self.keys, self.headers)
+        return Records(*columns, origin=self.origin, flags=TRANSACTIONAL, expiries=self.expiries)
 
 
 class Transaction:
@@ -74,7 +89,7 @@ class Transaction:
         self.state = OPEN
         self.doubtful = False  # the disk failed while it was committed: only the next start can tell
         self.bytes = self.count = 0
-        self.parts: dict[tuple[Topic, int], tuple[list[Blob | None], list[Blob | None], bytes]] = {}
+        self.parts: dict[tuple[Topic, int], _Part] = {}
         self.effects: list[Effect] = []
         self.checks: list[Check] = []
         self.holds: list[Callable[[], None]] = []  # what the checks of a commit under way gave
@@ -106,6 +121,10 @@ class Transactions:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def walk(self) -> Iterator[Transaction]:
+        """All that are open or being committed, the oldest first."""
+        return iter(tuple(self._by_id.values()))
+
     def begin(self, owner: str, name: str = "", timeout_us: int = 0) -> str:
         """A new transaction's id. `name`: the transactional id, whose open transaction is fenced."""
         limits = self._limits
@@ -132,12 +151,14 @@ class Transactions:
         self._find(owner, id)
 
     def produce(
-        self, owner: str, id: str, topic: Topic, partition: int, key: Blob | None, value: Blob, origin: bytes
-    ) -> int:
+        self, owner: str, id: str, topic: Topic, partition: int, key: Blob | None, value: Blob | None, origin: bytes,
+        headers: tuple[Header, ...] = (), expiry: int = 0,
+    ) -> int:  # fmt: skip
         """Keep a message until the commit; returns the partition it will go to."""
         transaction = self._find(owner, id)
         limits = self._limits
-        size = len(value) + len(key or b"")
+        size = len(value or b"") + len(key or b"")
+        size += sum(HEADER_BYTES + len(name) + len(text or b"") for name, text in headers)
         if transaction.count >= limits.records_max:
             raise LimitExceeded(
                 f"a transaction holds at most {limits.records_max} messages", hint="commit and begin anew"
@@ -157,9 +178,11 @@ class Transactions:
         topic.check_writable(partition)
         part = transaction.parts.get((topic, partition))
         if part is None:
-            part = transaction.parts[topic, partition] = ([], [], origin)
-        part[0].append(value)
-        part[1].append(key)
+            part = transaction.parts[topic, partition] = _Part([], [], [], [], origin)
+        part.values.append(value)
+        part.keys.append(key)
+        part.headers.append(headers)
+        part.expiries.append(expiry)
         transaction.count += 1
         transaction.bytes += size
         self._bytes += size
@@ -214,8 +237,7 @@ class Transactions:
         failure: Exception | None = None
         try:
             appends: list[Adding] = [
-                (topic, partition, Records(values, keys, origin=origin, flags=TRANSACTIONAL))
-                for (topic, partition), (values, keys, origin) in transaction.parts.items()
+                (topic, partition, part.records()) for (topic, partition), part in transaction.parts.items()
             ]
             await self._intents.commit(appends, transaction.effects, transaction.id, transaction.owner)
         except Exception as error:  # whatever it is: the commit is answered and its groups are free again

@@ -40,7 +40,7 @@ TYPES: Final = frozenset(
         "auth": "success failure logout",
         "access": "granted denied",
         "data": "produce consume",
-        "topic": "create delete",
+        "topic": "create alter purge delete",
         "user": "create update delete password",
         "key": "create delete expire",
         "acl": "set delete",

@@ -26,6 +26,7 @@ import msgspec
 
 from quintet import kernel
 from quintet.delivery.delivered import DeliveredRanges, Kind, Move
+from quintet.delivery.traces import Attributes, Traces
 from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import QuintetError
@@ -72,6 +73,7 @@ class Events:
         *,
         mode: Mode = "all",
         bytes_max: int = limits.EVENTS_BYTES_DEFAULT,
+        traces: Traces | None = None,
     ) -> None:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
         spec = TopicSpec(*EVENTS_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
@@ -79,6 +81,7 @@ class Events:
         self.delivered_ranges = (
             None if mode == "off" else DeliveredRanges(mode == "all", EVENTS_WAITING_MAX, self.flush)
         )
+        self.traces = traces  # told of the same, if messages are followed
         self._every = mode == "all"
         self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
@@ -115,6 +118,8 @@ class Events:
 
     def delivered(self, door: str, who: str, topic: str, partition: int, first: int, last: int) -> None:
         """Offsets first to last - 1 were handed to somebody, who need not say that they arrived."""
+        if self.traces is not None:
+            self.traces.delivered(door, who, topic, partition, first, last)
         if self._every and first < last:
             where: _Where = ("deliver", door, who, topic, partition, "")
             ranges = self._ranges.get(where)
@@ -125,6 +130,9 @@ class Events:
 
     def acked(self, door: str, who: str, topic: str, partition: int, first: int, last: int, group: str = "") -> None:
         """Offsets first to last - 1 were settled by somebody, for a consumer group or for itself."""
+        if self.traces is not None:
+            told: Attributes = {"messaging.consumer.group.name": group} if group else {}
+            self.traces.settled("commit" if group else "ack", door, who, topic, partition, (first, last), told)
         if self.delivered_ranges is not None and first < last:
             self._note(("ack", door, who, topic, partition, group), first, last)
 

@@ -21,8 +21,9 @@ from quintet.broker.table import Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
-from quintet.delivery.subscription import Policy, Subscription
+from quintet.delivery.subscription import ATTEMPTS_WITHOUT_END, Policy, Subscription
 from quintet.model.errors import LimitExceeded, QuintetError, StorageError
+from quintet.model.histogram import Histogram
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Promise, completed, next_turn, start, start_alone
 
@@ -38,7 +39,6 @@ MAILBOX_TIMEOUT_US = 10 * 365 * 24 * 3600 * 1_000_000  # nothing is sent twice o
 MAILBOX_IN_FLIGHT_MAX = (
     100_000  # of one partition, as many as a mailbox holds unless configured otherwise: each is remembered
 )
-ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
 
 Report = Callable[[str, dict[str, object]], None]
 
@@ -104,6 +104,7 @@ class Subscriptions:
         self._suffix = dead_letter_suffix
         self._idle_us = idle_us
         self._max = subscriptions_max
+        self.ages = Histogram()  # of what was pushed, from append to hand-over
         self._by_id: dict[int, Subscription] = {}
         self._by_name: dict[tuple[str, bytes, str], Subscription] = {}  # owner, topic, name
         self._unmade: dict[int, Promise[None]] = {}  # rows on their way to the disk
@@ -206,7 +207,7 @@ class Subscriptions:
         self._unmade.pop(subscription.id, None)
         self._by_id.pop(subscription.id, None)
         self._unname(subscription)
-        topic.subscriptions.discard(subscription)
+        topic.unsubscribed(subscription)
 
     def when_made(self, subscription: Subscription) -> Promise[None]:
         """Completed when it would survive a restart, or with the error why there is none."""
@@ -266,8 +267,10 @@ class Subscriptions:
             door=door,
             who=who,
             delivered_ranges=ranges,
+            traces=None if self.events is None else self.events.traces,
             name=name,
         )
+        subscription.ages = self.ages
         self._by_id[id] = subscription
         if name:
             self._by_name[owner, topic.raw, name] = subscription
@@ -302,7 +305,7 @@ class Subscriptions:
         self._timed.discard(subscription)
         topic = self._topics.get(subscription.topic_name)
         if topic is not None:
-            topic.subscriptions.discard(subscription)
+            topic.unsubscribed(subscription)
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ when the newest records were deleted and compacted away, not when the cache was 
 back, a start goes on above the newest version it finds, with room for what was lost (VERSION_SPAN).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -27,7 +27,8 @@ from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.tenants import Tenants
 from quintet.broker.sections import CacheSection
 from quintet.broker.table import Done
-from quintet.broker.topics.catalog import CACHE_PREFIX, CacheTopic, Topic, Topics
+from quintet.broker.topics.catalog import CacheTopic, Topic, Topics
+from quintet.broker.topics.names import CACHE_PREFIX
 from quintet.kernel.items import CacheEntry as Entry
 from quintet.model.batch import Header
 from quintet.model.errors import BadName, BadRequest, LimitExceeded, QuintetError, TooLarge, VersionConflict
@@ -460,6 +461,9 @@ class Caches:
             if isinstance(topic, CacheTopic):
                 self._enter(_scope_of(topic.name), topic).fold(now)
                 self._topics.check_sound(topic)
+
+    def walk(self) -> Iterator[Cache]:
+        return iter(tuple(self._by_scope.values()))
 
     def get(self, scope: Scope) -> Cache | None:
         return self._by_scope.get(scope)

@@ -15,6 +15,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.delivery.lane import Lane
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
+from quintet.model.batch import Header
 from quintet.model.tasks import completed
 
 TOPIC_PREFIX: Final = "peerbus/"
@@ -22,7 +23,9 @@ ORIGIN_PREFIX: Final = b"peerbus:"
 MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
 FIRST_PARTITION: Final = 0  # where all envelopes of a mailbox go: the order of each sender's is kept
 
-Letter = tuple[bytes, bytes, bytes, bool]  # origin, id, envelope, whether this is a copy of a broadcast
+Letter = tuple[
+    bytes, bytes, bytes, bool, tuple[Header, ...]
+]  # origin, id, envelope, whether this is a copy of a broadcast, headers
 
 
 class PeerRow(msgspec.Struct, frozen=True):
@@ -139,9 +142,8 @@ def batch_of(letters: list[Letter], expiry: int, copies_expiry: int, now: int) -
             run = letters[start:at]
             values, keys = [letter[2] for letter in run], [letter[1] for letter in run]
             expiries = [copies_expiry if letter[3] else expiry for letter in run]
-            batches.append(
-                kernel.build(values, keys, expiries=expiries if any(expiries) else None, origin=letters[start][0])
-            )
+            headers = [letter[4] for letter in run]
+            batches.append(kernel.build(values, keys, headers, None, expiries, origin=letters[start][0]))
             start = at
     return batches[0] if len(batches) == 1 else kernel.merge(batches, now)
 

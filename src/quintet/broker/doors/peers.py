@@ -16,7 +16,7 @@ mailboxes, whose records have them as keys. Sockets, JSON and close codes are th
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -43,6 +43,7 @@ from quintet.broker.sections import PeerSection
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.model import envelope, limits
+from quintet.model.batch import Header
 from quintet.model.errors import (
     Busy,
     LimitExceeded,
@@ -99,6 +100,7 @@ class Peers:
         discard: Discard,
     ) -> None:
         self._options = options
+        self._keys = options.keys  # asked for with every envelope: a private attribute of a model takes microseconds
         self._report = report
         self._discard = discard
         self._reported_at = self._reclaimed_at = -REPORT_EVERY_US
@@ -135,6 +137,7 @@ class Peers:
     @options.setter
     def options(self, options: PeerSection) -> None:
         self._options = options
+        self._keys = options.keys
         self._seen.resize(options.fresh_us, options.replay_ids_max)
 
     @property
@@ -293,6 +296,10 @@ class Peers:
         """Connected peers, sorted."""
         return self._connected
 
+    def walk(self) -> Iterator[Mailbox]:
+        """All names, connected or not."""
+        return iter(tuple(self._by_name.values()))
+
     def find(self, name: str) -> Mailbox | None:
         return self._by_name.get(name)
 
@@ -311,7 +318,7 @@ class Peers:
     def admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
         """Whether this peer may send this envelope now, and has not sent it before; counted if not."""
         options = self.options
-        keys = options.keys.get(sender.name)
+        keys = self._keys.get(sender.name)
         judged = options.verify or keys is not None
         if claimed != sender.name and (judged or options.sender_check == "refuse"):
             self.dropped["sender"] += 1
@@ -340,14 +347,16 @@ class Peers:
             secret, found = keys.get(kid, b""), found._replace(hmac=digits)
         return envelope.genuine(found, secret, data)
 
-    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes) -> None:
+    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes, headers: tuple[Header, ...] = ()) -> None:
         """Put an admitted envelope into a mailbox."""
-        if self._put(sender, recipient, id.encode(), data, copy=False):
+        if self._put(sender, recipient, id.encode(), data, headers, copy=False):
             self.sent += 1
         else:
             self._seen.forget(seen_key(sender.name, id))
 
-    def broadcast(self, sender: Mailbox, principal: Principal, id: str, data: bytes) -> None:
+    def broadcast(
+        self, sender: Mailbox, principal: Principal, id: str, data: bytes, headers: tuple[Header, ...] = ()
+    ) -> None:
         """Put an admitted envelope into the mailbox of every peer that is connected, but the sender's: what is sent to names
         that came and went would cost a topic for each of them, and nobody would read it."""
         if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._connected) - 1)):
@@ -360,7 +369,7 @@ class Peers:
         self.broadcasts += 1
         key = id.encode()
         for mailbox in allowed:
-            self.sent += self._put(sender, mailbox, key, data, copy=True)
+            self.sent += self._put(sender, mailbox, key, data, headers, copy=True)
 
     def _may_broadcast(self, sender: Mailbox, cost: int) -> bool:
         """Copies cost disk for every recipient: a sender has so many bytes of them a second, and some saved up."""
@@ -373,14 +382,16 @@ class Peers:
         sender.broadcast_bytes += cost
         return True
 
-    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, *, copy: bool) -> bool:
+    def _put(
+        self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, headers: tuple[Header, ...], *, copy: bool
+    ) -> bool:
         size = len(data)
         if (mailbox.room_messages <= 0 or mailbox.room_bytes < size) and not self._measure(mailbox, size):
             self.dropped["quota"] += 1
             return False
         mailbox.room_messages -= 1
         mailbox.room_bytes -= size
-        letter = (sender.origin, key, data, copy)
+        letter = (sender.origin, key, data, copy, headers)
         if mailbox.outbox is None:
             mailbox.outbox = [letter]
             mailbox.outbox_bytes = size
@@ -470,7 +481,7 @@ class Peers:
             mailbox.stored(offset, letters)
         else:
             self.dropped["storage"] += len(letters)
-            for origin, key, _, copy in letters:
+            for origin, key, _, copy, _ in letters:
                 if not copy:
                     self._seen.forget(seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
         self._tell_waiting()

@@ -18,6 +18,7 @@ all of them through one Share. Grace needs no table: a restart ends every connec
 
 import heapq
 import hmac
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -44,6 +45,7 @@ from quintet.model.errors import (
     Taken,
     TopicNotFound,
     WrongKey,
+    message_of,
 )
 from quintet.model.keys import fnv1a
 from quintet.model.scheduler import Scheduler
@@ -157,6 +159,9 @@ class Queues:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def walk(self) -> Iterator[Queue]:
+        return iter(tuple(self._by_id.values()))
 
     @property
     def members(self) -> int:
@@ -424,7 +429,7 @@ class Queues:
         self.evicted += 1
         self._report(
             "queue_member_ended",
-            {"topic": member.queue.topic.name, "who": member.bearer.name, "reason": str(why)},
+            {"topic": member.queue.topic.name, "who": member.bearer.name, "reason": message_of(why)},
         )
         member.sink.completed(member.told, None, why)
 
@@ -442,6 +447,7 @@ class Queues:
         if queue.rotating:
             raise Busy(f"a key of topic {queue.topic.name!r} is just being changed", hint="try again in a moment")
         queue.key, queue.rotating = fresh, True
+        queue.topic.close_direct()  # who publishes there is asked for the new key
         until = self._scheduler.monotonic() + self.options.rotation_grace_us
         told = []
         for member in queue.members.values():
@@ -455,6 +461,7 @@ class Queues:
             await self._topics.set_extra(queue.topic, queue.extra)
         except Exception:
             queue.key, queue.rotating = old, False
+            queue.topic.close_direct()
             for member in told:
                 member.grace = 0
             self._scheduler.soon(lambda: self._end_members_with(queue, fresh))

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from quintet.broker.audit.audit_log import Audit, Result
-from quintet.model.errors import AuthError, Busy, Forbidden
+from quintet.model.errors import AuthError, Busy, Forbidden, message_of
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Mutex, Promise, next_turn
 
@@ -51,7 +51,7 @@ class Audited:
             self.refused(error)
 
     def refused(self, error: Exception) -> None:
-        self.record("denied" if isinstance(error, Forbidden | AuthError) else "failure", {"reason": str(error)})
+        self.record("denied" if isinstance(error, Forbidden | AuthError) else "failure", {"reason": message_of(error)})
 
     def record(self, result: Result, details: dict[str, object]) -> None:
         action = self.type.partition(".")[2]

@@ -42,6 +42,7 @@ from quintet.model.errors import (
     KeyNotFound,
     LimitExceeded,
     UserNotFound,
+    message_of,
 )
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import next_turn, start, start_alone
@@ -115,7 +116,7 @@ class _Audited(Audited):
         if isinstance(error, Forbidden):
             self._audit.record("access.denied", self.actor, self.resource, "denied", self.peer, self.type)
         else:
-            self.record("failure", {"reason": str(error)} | self.details)
+            self.record("failure", {"reason": message_of(error)} | self.details)
 
 
 class Keys:
@@ -278,7 +279,7 @@ class Keys:
         try:
             return "subject", name, self._access.subject(name)[1]
         except AuthError as error:
-            raise BadName(str(error)) from error
+            raise BadName(message_of(error)) from error
 
     # -- small parts -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from quintet.broker.schemas.compiling import compile_steps
 from quintet.broker.schemas.validators import Validator, clip, too_large
 from quintet.broker.slices import Slices, Steps, Unwanted, Wanted, always, finish, in_order
 from quintet.broker.table import Table
-from quintet.broker.topics.catalog import check_name
+from quintet.broker.topics.names import check_name
 from quintet.model.errors import (
     Busy,
     LimitExceeded,
@@ -118,9 +118,7 @@ class Schemas:
     ) -> Schema:
         """A new version, or the latest one if it has this very definition. A given mode is kept for the subject."""
         check_name(name.encode())
-        kind = TYPES.get(type.lower())
-        if kind is None:
-            raise SchemaInvalid(clip(f"{type!r} is no type of schema; there are json, avro and protobuf"))
+        kind = _kind(type)
         mode = None if compatibility is None else _mode(compatibility)
         if self._registrations >= REGISTRATIONS_MAX:
             raise Busy(f"{self._registrations} registrations of schemas wait already", hint="try again in a moment")
@@ -143,7 +141,7 @@ class Schemas:
             return self._register_again(known, latest, mode)
         validator = yield from compile_steps(kind, definition)
         if latest is not None:
-            yield from self._compare(name, mode, latest, validator)
+            yield from self._require_compatible(name, mode, latest, validator)
         known = self._subjects.get(name)  # versions may have been deleted meanwhile, none was added
         self._make_room(name, known, len(definition))
         subject = self._subjects.setdefault(name, _Subject())
@@ -156,11 +154,26 @@ class Schemas:
         self._bytes += len(definition)
         return waiting
 
-    def _compare(self, name: str, mode: str, latest: SchemaRow, validator: Validator) -> Steps[None]:
+    async def compare(
+        self, name: str, version: int, type: str, definition: bytes, compatibility: str | None, wanted: Wanted = always
+    ) -> Reasons:
+        """Why this definition may not follow a version, [] if it may: what `register` would say, with nothing changed."""
+        row = self._row(name, version)
+        mode = _mode(compatibility or self._subjects[name].compatibility)
+        return await self._slices.finish(self._compare_steps(mode, row, _kind(type), definition), wanted)
+
+    def _compare_steps(self, mode: str, row: SchemaRow, kind: str, definition: bytes) -> Steps[Reasons]:
+        validator = yield from compile_steps(kind, definition)
+        return (yield from self._reasons(mode, row, validator))
+
+    def _reasons(self, mode: str, latest: SchemaRow, validator: Validator) -> Steps[Reasons]:
         from quintet.broker.schemas.compatibility import incompatibility_steps  # with it come three schema libraries
 
         before = yield from self._compile_steps(latest)
-        reasons = yield from incompatibility_steps(mode, before, validator)
+        return (yield from incompatibility_steps(mode, before, validator))
+
+    def _require_compatible(self, name: str, mode: str, latest: SchemaRow, validator: Validator) -> Steps[None]:
+        reasons = yield from self._reasons(mode, latest, validator)
         if reasons:
             raise SchemaIncompatible(
                 f"the new version of schema {name!r} is not {mode} compatible with version {latest.version}: "
@@ -303,6 +316,13 @@ class Schemas:
         else:
             self._compiled.move_to_end(key)
         return found
+
+
+def _kind(type: str) -> str:
+    kind = TYPES.get(type.lower())
+    if kind is None:
+        raise SchemaInvalid(clip(f"{type!r} is no type of schema; there are json, avro and protobuf"))
+    return kind
 
 
 def _mode(mode: str) -> str:

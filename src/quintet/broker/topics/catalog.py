@@ -9,27 +9,28 @@ alone. Doors may read it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
 
 import msgspec
 
 from quintet import kernel
-from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.passwords import Entropy
 from quintet.broker.table import Table
+from quintet.broker.topics.folders import folders_without_row
+from quintet.broker.topics.names import CACHE_PREFIX, check_name, is_cache_name, refuse_cache
+from quintet.broker.topics.policy import TopicPolicy
 from quintet.delivery.subscription import Subscription
-from quintet.log.base import Appended, Durability, Log, Partition, TopicFiles, TopicSpec
+from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import (
     BadName,
     BadRequest,
     DataDirError,
-    Forbidden,
     LimitExceeded,
     PartitionNotFound,
     QueueFull,
@@ -37,6 +38,7 @@ from quintet.model.errors import (
     StorageError,
     StorageFull,
     TopicNotFound,
+    message_of,
 )
 from quintet.model.keys import fnv1a
 from quintet.model.tasks import Promise, completed, start
@@ -44,13 +46,15 @@ from quintet.model.tasks import Promise, completed, start
 Low = Callable[[], Exception | None]
 
 ANY = -1  # partition: the next one in turn
-CACHE_PREFIX = "cache/"
-CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
+REPLY_PREFIX = b"reply/"  # addresses of replies: in memory, and removed when nothing came to them for a while
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
 LOST_SHOWN_MAX = 5  # topics named by a start that is refused
 IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
+
+
+NO_SUBSCRIPTIONS: frozenset[Subscription] = frozenset()
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -66,37 +70,6 @@ class TopicRow(msgspec.Struct, frozen=True):
     segment_bytes: int
     extra: dict[str, str] = {}
     identity: str = ""  # "": a row from before topics had one
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRule:
-    """What the configuration says of names that match `pattern` (a name, or a prefix ending in `*`)."""
-
-    pattern: str
-    durability: Durability | None = None
-    partitions: int = 1
-    retention_us: int = 0
-    retention_bytes: int = 0
-    compact: bool = False
-    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
-    memory_bytes: int = limits.MEMORY_TOPIC_BYTES_DEFAULT
-
-    def matches(self, name: str) -> bool:
-        return name == self.pattern or (self.pattern.endswith("*") and name.startswith(self.pattern[:-1]))
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPolicy:
-    """The rules in the order they are tried, then the default rule (pattern `*`)."""
-
-    rules: Sequence[TopicRule]
-    durable: Durability = "fsync"  # of topics made by traffic that asks for durability
-    topics_max: int = limits.TOPICS_MAX
-    queue_messages_max: int = 0  # unsettled per QoS 1 subscription; 0: no limit
-    cache_durability: Durability = "fsync"
-
-    def rule_for(self, name: str) -> TopicRule:
-        return next(rule for rule in self.rules if rule.matches(name))
 
 
 class Topic:
@@ -133,7 +106,7 @@ class Topic:
         self.raw = spec.name.encode()
         self.spec = spec
         self.partitions = partitions
-        self.subscriptions: set[Subscription] = set()
+        self.subscriptions: Set[Subscription] = NO_SUBSCRIPTIONS  # as most topics have: no set until there is one
         self._published = 0
         self._tails = tails
         self._handle: int | None = None
@@ -143,7 +116,7 @@ class Topic:
         self._room = 0  # records that may still come before the queues must be looked at again
         self._gone: Exception | None = None
         self._unready: list[tuple[bytearray, Appended | None, int]] | None = None if ready else []
-        self._after: list[Callable[[Exception | None], None]] = []
+        self._after: list[Callable[[Exception | None], None]] | tuple[()] = ()
 
     @property
     def in_memory(self) -> bool:
@@ -165,7 +138,12 @@ class Topic:
                 self._handle = self._tails.add_topic(slots)
         return self._handle
 
-    def _close_direct(self) -> None:
+    @property
+    def bounded(self) -> bool:
+        """Does a publish that must be kept ask its queues for room first?"""
+        return bool(self._policy.queue_messages_max and self.subscriptions)
+
+    def close_direct(self) -> None:
         """From now on every publish is looked at here."""
         if self._handle is not None:
             self._published += self._tails.published(self._handle)
@@ -187,7 +165,7 @@ class Topic:
     ) -> int:
         """Append a batch of `count` records to this partition, or to the next one in turn; returns which. Raises
         StorageError, QueueFull or PartitionNotFound if it cannot be taken."""
-        if must_keep and self._policy.queue_messages_max and self.subscriptions:
+        if must_keep and self.bounded:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
@@ -230,10 +208,12 @@ class Topic:
         failure = partition.failure or (None if self.in_memory else self._low())
         if failure is not None:
             kind = StorageFull if isinstance(failure, StorageFull) else StorageError
-            raise kind(f"partition {number} of topic {self.name!r} takes no appends: {failure}")
+            raise kind(f"partition {number} of topic {self.name!r} takes no appends: {message_of(failure)}")
 
     def _refuse(self) -> NoReturn:
-        raise TopicNotFound(str(self._gone)) if isinstance(self._gone, TopicNotFound) else StorageError(str(self._gone))
+        assert self._gone is not None
+        kind = TopicNotFound if isinstance(self._gone, TopicNotFound) else StorageError
+        raise kind(message_of(self._gone))
 
     # -- waiting for its row in __topics ---------------------------------------------------------------------------
 
@@ -244,7 +224,7 @@ class Topic:
 
     def hold(self) -> None:
         """Collect publishes until `release`: the row is about to change."""
-        self._close_direct()
+        self.close_direct()
         self._unready = []
 
     def ready(self) -> Promise[None]:
@@ -258,7 +238,7 @@ class Topic:
         if self._unready is None:
             call(self._gone)
         else:
-            self._after.append(call)
+            self._after = [*self._after, call]
 
     def release(self, error: Exception | None) -> None:
         """Its row is durable, or could not be made so: what waited is appended, or refused."""
@@ -272,13 +252,13 @@ class Topic:
                     refusal = refused
             if refusal is not None and done is not None:
                 done(-1, refusal)
-        calls, self._after = self._after, []
+        calls, self._after = self._after, ()
         for call in calls:
             call(error or self._gone)
 
     def forget(self, error: Exception) -> None:
         """It never came to be, or was deleted: whoever still holds it must ask for it again."""
-        self._close_direct()
+        self.close_direct()
         self._gone = error
 
     def undelete(self) -> bool:
@@ -303,8 +283,16 @@ class Topic:
         return room
 
     def subscribed(self, subscription: Subscription) -> None:
+        if not isinstance(self.subscriptions, set):
+            self.subscriptions = set()
         self.subscriptions.add(subscription)
         self._room = 0
+        if self.bounded:
+            self.close_direct()
+
+    def unsubscribed(self, subscription: Subscription) -> None:
+        if isinstance(self.subscriptions, set):
+            self.subscriptions.discard(subscription)
 
     def overrun(self) -> bool:
         """A pushed subscriber that still takes data is far behind in a memory topic: its publishers should pause."""
@@ -340,16 +328,26 @@ class CacheTopic(Topic):
         Topic.publish(self, batch, count, False, done, 0)
 
 
+MakeTopic = Callable[[TopicSpec, list[Partition], TopicPolicy, bool, kernel.Tails[RecordBatch], Low], Topic]
+
+
 class Topics:
     """All topics by name."""
 
-    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy, entropy: Entropy) -> None:
+    def __init__(
+        self, log: Log, table: Table[TopicRow], policy: TopicPolicy, entropy: Entropy, make: MakeTopic | None = None
+    ) -> None:
+        """make: what topics are that no cache owns; None: Topic itself."""
         self._log = log
+        self._make = make or Topic
         self._table = table
         self._policy = policy
         self._entropy = entropy
+        self._is_low: Low = self._low  # one for all topics
         self._by_name: dict[bytes, Topic] = {}
         self._of_tenant: Counter[str] = Counter()
+        self._departed = 0  # records that deleted topics had taken
+        self.changes = 0  # topics made and deleted since the start
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
 
     def load(self) -> None:
@@ -390,15 +388,19 @@ class Topics:
         return self._entropy(IDENTITY_BYTES).hex()
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
-        kind = CacheTopic if _is_cache(spec) else Topic
-        return kind(spec, self._log.open_topic(spec), self._policy, ready, self._log.tails, self._low)
+        make = CacheTopic if _is_cache(spec) else self._make
+        return make(spec, self._log.open_topic(spec), self._policy, ready, self._log.tails, self._is_low)
 
     def _enter(self, topic: Topic) -> None:
+        self.changes += 1
         self._by_name[topic.raw] = topic
+        self._departed -= topic.published  # one whose deletion failed is back
         self._of_tenant[_tenant_of(topic.name)] += 1
 
     def _leave(self, topic: Topic) -> None:
+        self.changes += 1
         del self._by_name[topic.raw]
+        self._departed += topic.published
         tenant = _tenant_of(topic.name)
         self._of_tenant[tenant] -= 1
         if not self._of_tenant[tenant]:
@@ -416,6 +418,11 @@ class Topics:
 
     def all(self) -> list[Topic]:
         return list(self._by_name.values())
+
+    @property
+    def published(self) -> int:
+        """Records since the start, those of deleted topics, too."""
+        return self._departed + sum([topic.published for topic in self._by_name.values()])
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -474,17 +481,22 @@ class Topics:
     def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None, *, own: bool = False) -> Topic:
         """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked. `own`: by the
         broker for itself, which may make what no door may (dead letters of who reads a cache)."""
+        durable = durable and not raw.startswith(REPLY_PREFIX)  # a reply that is lost is asked for again
         topic = self._by_name.get(raw)
         if topic is None:
             return self._create(raw, durable, change=lambda spec: replace(spec, extra=extra or {}), own=own)
         if extra is not None and topic.name.startswith(CACHE_PREFIX):
             refuse_cache(topic.name)
-        fixed = self._policy.rule_for(topic.name).durability is not None or isinstance(topic, CacheTopic)
-        if durable and topic.in_memory and not topic.waiting and not fixed:
+        if durable and topic.in_memory and not topic.waiting and self._may_harden(topic):
             spec = replace(topic.spec, durability=self._policy.durable)
             self._table.put(raw, _row(spec)).then(lambda _, error: self._harden(topic, spec, error))
             topic.hold()
         return topic
+
+    def _may_harden(self, topic: Topic) -> bool:
+        """Does the configuration leave it to the first durable use, and is that more than memory?"""
+        rule = self._policy.rule_for(topic.name)
+        return rule.durability is None and self._policy.durable != "memory" and not isinstance(topic, CacheTopic)
 
     def recall(self, raw: bytes) -> Topic:
         """The topic of a subscription from before the last stop; one in memory is made again."""
@@ -511,6 +523,53 @@ class Topics:
             except QuintetError as refused:
                 error = refused
         topic.release(error)
+
+    async def alter(
+        self, raw: bytes, durability: Durability | Literal[""], retention_us: int, retention_bytes: int
+    ) -> Topic:
+        """Change what a durable topic promises and keeps ("" and -1: as it is, 0: no limit); over when it would survive a
+        restart. A change that the disk refuses is not made. A memory topic becomes durable only by a durability that is named."""
+        topic = self.find(raw)
+        if isinstance(topic, CacheTopic):
+            refuse_cache(topic.name)
+        if durability not in ("", "fsync", "interval", "os"):
+            raise BadRequest(f"durability is fsync, interval or os, not {durability!r}")
+        if min(retention_us, retention_bytes) < -1:
+            raise BadRequest("retention is 0 (no limit) or more, or -1 (as it is)")
+        await topic.ready()
+        before = topic.spec
+        if not durability and retention_us < 0 and retention_bytes < 0:
+            return topic
+        if not durability and before.durability == "memory":
+            raise BadRequest(
+                f"topic {topic.name!r} is kept in memory: a change of its retention would not survive a restart",
+                hint="name a durability too (fsync, interval or os): the topic becomes durable by it",
+            )
+        spec = replace(
+            before,
+            durability=durability or before.durability,
+            retention_us=before.retention_us if retention_us < 0 else retention_us,
+            retention_bytes=before.retention_bytes if retention_bytes < 0 else retention_bytes,
+        )
+        topic.hold()
+        try:
+            await self._table.put(raw, _row(spec))
+        except Exception:
+            topic.release(None)
+            raise
+        self._harden(topic, spec, None)
+        return topic
+
+    async def purge(self, raw: bytes) -> Topic:
+        """Remove all messages of a topic; over when they would stay gone after a restart. Offsets go on where they are."""
+        topic = self.find(raw)
+        if isinstance(topic, CacheTopic):
+            refuse_cache(topic.name)
+        await topic.ready()
+        purged: Promise[None] = Promise()
+        self._log.purge_topic(topic.spec.id, purged.finished)
+        await purged
+        return topic
 
     async def set_extra(self, topic: Topic, extra: dict[str, str]) -> None:
         """Make this what is kept with a topic beside its own properties; over when it would survive a restart as the topic
@@ -579,46 +638,6 @@ class Topics:
         topic.release(error)
 
 
-def folders_without_row(
-    log: Log, ids: Mapping[bytes, int], deleted: Collection[bytes]
-) -> tuple[dict[int, TopicFiles], list[int]]:
-    """Topics that have files and no row: those whose row must be lost; and what deletions left behind when the power went,
-    which is told by a tombstone, a later topic of that name, an anchor, or that there is nothing in them."""
-    lost: dict[int, TopicFiles] = {}
-    left: list[int] = []
-    known = set(ids.values())
-    for id in log.topic_ids():
-        if id < limits.TOPIC_ID_FIRST_USER or id in known:
-            continue
-        found = log.files_of(id)
-        raw = found.name.encode() if found is not None else b""
-        if found is None or log.was_deleted(id) or (raw and (raw in deleted or ids.get(raw, 0) > id)):
-            left.append(id)
-        else:
-            lost[id] = found
-    return lost, left
-
-
-def text_of(raw: bytes) -> str:
-    """A name as a client sent it, as text; BadName if it is none. Doors hand over the very bytes."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
-
-
-def check_name(raw: bytes) -> str:
-    """A topic name as text, or BadName with the reason. `__` names are the broker's own."""
-    if not raw or len(raw) > limits.TOPIC_NAME_BYTES_MAX:
-        raise BadName(f"a topic name has 1 to {limits.TOPIC_NAME_BYTES_MAX} bytes, this one has {len(raw)}")
-    name = text_of(raw)
-    if "\0" in name:
-        raise BadName("a topic name must not contain a NUL byte")
-    if name.startswith(INTERNAL_PREFIX):
-        raise BadName(f"names that start with {INTERNAL_PREFIX!r} are reserved for the broker")
-    return name
-
-
 def _given(durability: Durability | Literal[""], retention_us: int, retention_bytes: int, spec: TopicSpec) -> TopicSpec:
     """What was asked for in place of what the configuration says; 0 and "" ask for nothing."""
     return replace(
@@ -645,22 +664,9 @@ def _row(spec: TopicSpec) -> TopicRow:
     return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
 
 
-def refuse_cache(name: str) -> NoReturn:
-    """A door may not write to this name."""
-    raise Forbidden(
-        f"topic {name!r} is not written to by messages: names that begin with {CACHE_PREFIX!r} are the caches'",
-        hint="put into the cache through the Felix door, or choose another name; reading it is allowed",
-    )
-
-
 def _is_cache(spec: TopicSpec) -> bool:
     """Not one of three or five parts that is older than caches are."""
     return spec.compact and is_cache_name(spec.name)
-
-
-def is_cache_name(name: str) -> bool:
-    """Is it cache/TENANT/NAMESPACE/NAME?"""
-    return name.startswith(CACHE_PREFIX) and name.count("/") == CACHE_SLASHES
 
 
 def _tenant_of(name: str) -> str:

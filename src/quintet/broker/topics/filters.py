@@ -43,21 +43,35 @@ _META: Final = frozenset(r"\.+*?()|[]{}^$")
 _MISSING: Final = object()
 
 Test = Callable[[bytes, bytes], bool]  # (key, value)
+Prefilter = Callable[[bytes], bool]
 
 
 class Filter:
     """A compiled filter. `empty` ones pass everything; `scan_bytes_max` is what one fetch may put through it."""
 
-    __slots__ = ("_test", "scan_bytes_max", "text")
+    __slots__ = ("_prefilter", "_test", "scan_bytes_max", "text")
 
-    def __init__(self, text: bytes, test: Test | None, scan_bytes_max: int = SCAN_BYTES_MAX) -> None:
+    def __init__(
+        self, text: bytes, test: Test | None, scan_bytes_max: int = SCAN_BYTES_MAX, prefilter: Prefilter | None = None
+    ) -> None:
         self.text = text
+        self._prefilter = prefilter
         self.scan_bytes_max = scan_bytes_max
         self._test = test
 
     @property
     def empty(self) -> bool:
         return self._test is None
+
+    @property
+    def quick(self) -> bool:
+        """Whether `may_be_in` can say no."""
+        return self._prefilter is not None
+
+    def may_be_in(self, data: bytes) -> bool:
+        """False: no record whose key, value and headers lie in this data can match. One look at a whole batch costs as much as
+        a few records of it."""
+        return self._prefilter is None or len(data) > self.scan_bytes_max or self._prefilter(data)
 
     def matches(self, key: bytes | None, value: bytes | None) -> bool:
         if self._test is None:
@@ -81,39 +95,48 @@ def compile(text: bytes) -> Filter:
         return Filter(text, _path(words), SLOW_BYTES_MAX)
     if words.startswith("key:"):
         wanted = text[4:]
-        return Filter(text, lambda key, _: key == wanted)
+        return Filter(text, lambda key, _: key == wanted, prefilter=lambda data: wanted in data)
     if words.startswith("text:"):
         return Filter(text, *_contains(words[5:]))
     if words.startswith("regex:"):
-        found, room = _pattern(text[6:])
-        return Filter(text, found, room)
-    contains, room = _contains(words)
+        return Filter(text, *_pattern(text[6:]))
+    contains, room, seen = _contains(words)
     if not _META.intersection(words):  # then a pattern would find no more
-        return Filter(text, contains, room)
+        return Filter(text, contains, room, seen)
     try:
-        found, less = _pattern(text)
+        found, less, patterned = _pattern(text)
     except BadRequest:
-        return Filter(text, contains, room)
-    return Filter(text, lambda key, value: contains(key, value) or found(key, value), min(room, less))
+        return Filter(text, contains, room, seen)
+    return Filter(
+        text,
+        lambda key, value: contains(key, value) or found(key, value),
+        min(room, less),
+        None if seen is None or patterned is None else lambda data: seen(data) or patterned(data),
+    )
 
 
-def _contains(words: str) -> tuple[Test, int]:
-    """How to look for it in any case, and in how many bytes of one fetch: bytes are enough for ASCII, everything else is
-    compared as text."""
+def _contains(words: str) -> tuple[Test, int, Prefilter | None]:
+    """How to look for it in any case, in how many bytes of one fetch, and in a whole batch: bytes are enough for ASCII, everything
+    else is compared as text."""
     if words.isascii():
         small = words.lower().encode()
-        return (lambda key, value: small in value.lower() or small in key.lower()), SCAN_BYTES_MAX
+
+        def found_small(key: bytes, value: bytes) -> bool:
+            return small in value.lower() or small in key.lower()
+
+        return found_small, SCAN_BYTES_MAX, lambda data: small in data.lower()
     folded = words.casefold()
 
     def found(key: bytes, value: bytes) -> bool:
         texts = (text for text in (value, key) if len(text) <= SLOW_BYTES_MAX)
         return any(folded in text.decode(errors="replace").casefold() for text in texts)
 
-    return found, SLOW_BYTES_MAX
+    return found, SLOW_BYTES_MAX, None
 
 
-def _pattern(pattern: bytes) -> tuple[Test, int]:
-    """How to look for it, and in how many bytes of one fetch."""
+def _pattern(pattern: bytes) -> tuple[Test, int, Prefilter | None]:
+    """How to look for it, in how many bytes of one fetch, and in a whole batch: a pattern that says nothing of what is around it
+    is found in the batch if it is found in a record of it."""
     options = re2.Options()
     options.max_mem = PATTERN_MEMORY_BYTES_MAX
     options.log_errors = False
@@ -139,7 +162,8 @@ def _pattern(pattern: bytes) -> tuple[Test, int]:
     def found(key: bytes, value: bytes) -> bool:
         return any(len(text) <= room and search(text) is not None for text in (value, key))
 
-    return found, room
+    around = re.search(rb"[\^$\\]", pattern) is not None  # anchors and escapes: some look at their neighbours
+    return found, room, None if around else lambda data: search(data) is not None
 
 
 def _path(words: str) -> Test:
