@@ -111,6 +111,10 @@ class LineSession:
             body = value or b""
             self._replies.push(b"MSG %b %d\n%b\n" % (subscription.topic_name, len(body), body))
 
+    @property
+    def unanswered(self) -> int:
+        return self._replies.waiting
+
     def congestion(self) -> int:
         if self._replies.waiting > REPLIES_WAITING_MAX or self._broker.overloaded():
             return WAIT

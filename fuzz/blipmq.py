@@ -1,6 +1,6 @@
-"""BlipMQ: the codec and the batch readers of the kernel.
+"""BlipMQ: the codec and the batch readers of the kernel, and live sessions (blipmq_live.py).
 
-Invariants: only ValueError; consumed is whole frames; every chunking gives the same items; native == pure on a sample.
+Codec: only ValueError; consumed is whole frames; every chunking gives the same items; native == pure on a sample.
 The planted fault: a frame whose length field says 8 is skipped as if it were a PING.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from fuzz.blipmq_live import NEW_BROKER_EVERY_FRAMES, Live
 from fuzz.driver import BrokenError, Fuzzer, Half, Target, cuts, guarded, mutated
 
 from quintet import kernel
@@ -206,4 +207,7 @@ def make_read(r: random.Random, count: int) -> bytes:
     return mutated(r, data) if r.random() < 0.4 else data
 
 
-FUZZER = Fuzzer(Half(Codec, "length 8 is taken as valid"))
+FUZZER = Fuzzer(
+    Half(Codec, "length 8 is taken as valid"),
+    Half(Live, "the owner of a subscription is not compared", NEW_BROKER_EVERY_FRAMES),
+)

@@ -11,6 +11,7 @@ import gc
 import importlib
 import random
 import resource
+import struct
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,10 +20,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from quintet import kernel
+from quintet.kernel import pure
+from tests.kernel import generate
 from tests.kernel.generate import mutated
 
 __all__ = ["mutated"]
 
+SAMPLE_EVERY_READS = 8  # of a TwinCodec: the pure twin is slow
 GROWTH_MAX_MIB = 1024  # of the process in one half: the disk of a simulated broker is memory here
 
 
@@ -52,6 +56,37 @@ class Target(ABC):
     def close(self) -> None:
         """Let go of it; another may follow."""
         return
+
+
+class TwinCodec(Target):
+    """Random requests and replies, half of the time damaged, through both twins of a codec."""
+
+    @abstractmethod
+    def make(self, r: random.Random) -> tuple[bytes, bytes]:
+        """The bytes of requests, and of replies."""
+
+    @abstractmethod
+    def judge(self, data: bytes, answer: bytes, r: random.Random) -> int:
+        """Check both; the frames of the requests."""
+
+    @abstractmethod
+    def compare(self, data: bytes, r: random.Random) -> None:
+        """Check that native and pure do the same."""
+
+    def read(self, r: random.Random, number: int) -> int:
+        data, answer = self.make(r)
+        if r.random() < 0.5:
+            data, answer = mutated(r, data), mutated(r, answer)
+            self.counts["damaged reads"] += 1
+        done = self.judge(data, answer, r)
+        if number % SAMPLE_EVERY_READS == 0:
+            self.counts["compared with pure"] += 1
+            self.compare(data, r)
+        return done
+
+    def raw(self, data: bytes, r: random.Random) -> None:
+        self.judge(data, data, r)
+        self.compare(data, r)
 
 
 class Half(NamedTuple):
@@ -87,6 +122,20 @@ def guarded(name: str, call: Callable[[], Any], expected: tuple[type[Exception],
         return None
     except Exception as error:
         raise BrokenError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def compare_deliveries(name: str, r: random.Random, deliver: Callable[[Any, bytes, int], Any]) -> None:
+    """`deliver(twin, batch, records)` gives the same, or is refused, for a damaged batch."""
+    batch = mutated(r, bytes(kernel.build(**generate.batch_columns(r))))
+    count = struct.unpack_from("<I", batch, 24)[0] if len(batch) >= 28 else 1
+    results: list[Any] = []
+    for twin in (kernel, pure):
+        try:
+            results.append(deliver(twin, batch, min(count, 99)))
+        except ValueError:
+            results.append(None)
+    if results[0] != results[1]:
+        raise BrokenError(f"{name} and its pure twin differ")
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

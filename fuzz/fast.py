@@ -10,30 +10,28 @@ The planted fault: no key is compared with another.
 """
 
 import random
-import struct
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fuzz.driver import BrokenError, Fuzzer, Half, Target, cuts, guarded, mutated
+from fuzz.driver import BrokenError, Fuzzer, Half, Target, TwinCodec, compare_deliveries, cuts, guarded, mutated
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors import queues
 from quintet.broker.identity.tokens import TokenOptions
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.kernel import pure
 from quintet.model import tasks
 from quintet.protocols.fast.section import FastListener
 from quintet.protocols.fast.session import FastDoor, FastSession
 from quintet.testing.line import Peer, SimBroker
-from tests.kernel import fast_packets, generate
+from tests.kernel import fast_packets
 from tests.kernel.fast_packets import NOW, PAYLOAD_MAX, SAMES, TOPICS
 from tests.wire import fast
 from tests.wire.fast import Fields
 
 PACKETS_PER_READ = 40
-SAMPLE_EVERY_READS = 8
 MAX_CUTS = 6
 KNOWN = {jwt: fast_packets.origin_of(jwt) for jwt in fast_packets.TOKENS}
 
@@ -87,37 +85,22 @@ def check_sample(data: bytes, r: random.Random) -> None:
     args = data, r.randrange(len(data) + 1), r.choice((1, 60, PAYLOAD_MAX)), KNOWN, TOPICS, NOW, r.choice(SAMES)
     if kernel.fast_split(*args) != pure.fast_split(*args):
         raise BrokenError("fast_split and its pure twin differ")
-    batch = mutated(r, bytes(kernel.build(**generate.batch_columns(r))))
-    count = struct.unpack_from("<I", batch, 24)[0] if len(batch) >= 28 else 1
-    results: list[Any] = []
-    for twin in (kernel, pure):
-        try:
-            results.append(twin.fast_deliver(7, batch, 0, min(count, 99), 100))
-        except ValueError:
-            results.append(None)
-    if results[0] != results[1]:
-        raise BrokenError("fast_deliver and its pure twin differ")
+    compare_deliveries("fast_deliver", r, lambda twin, batch, count: twin.fast_deliver(7, batch, 0, count, 100))
 
 
-class Codec(Target):
+class Codec(TwinCodec):
     """Random requests and replies through both twins."""
 
-    def read(self, r: random.Random, number: int) -> int:
+    def make(self, r: random.Random) -> tuple[bytes, bytes]:
         data = b"".join(map(fast.request, fast_packets.requests(r, r.randrange(1, PACKETS_PER_READ))))
-        answer = b"".join(fast_packets.replies(r, r.randrange(1, PACKETS_PER_READ)))
-        if r.random() < 0.5:
-            data, answer = mutated(r, data), mutated(r, answer)
-            self.counts["damaged reads"] += 1
+        return data, b"".join(fast_packets.replies(r, r.randrange(1, PACKETS_PER_READ)))
+
+    def judge(self, data: bytes, answer: bytes, r: random.Random) -> int:
         done = check_read(Sabotaged if self.sabotaged else kernel, data, r)
         check_replies(answer, r)
-        if number % SAMPLE_EVERY_READS == 0:
-            self.counts["compared with pure"] += 1
-            check_sample(data, r)
         return done
 
-    def raw(self, data: bytes, r: random.Random) -> None:
-        check_read(Sabotaged if self.sabotaged else kernel, data, r)
-        check_replies(data, r)
+    def compare(self, data: bytes, r: random.Random) -> None:
         check_sample(data, r)
 
 

@@ -21,7 +21,7 @@ from fuzz.driver import BrokenError, Fuzzer, Half, Target, cuts, guarded
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity import passwords, users
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.kernel import pure
 from quintet.model import limits
 from quintet.model.errors import TooLarge

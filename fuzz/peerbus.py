@@ -26,7 +26,7 @@ from fuzz.driver import BrokenError, Fuzzer, Half, Target, mutated
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.seen_ids import Seen
 from quintet.broker.sections import PeerSection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.model import envelope, tasks
 from quintet.model.errors import ProtocolError
 from quintet.net.websocket import Heartbeat, WebSocketSession

@@ -170,7 +170,7 @@ def test_one_byte_at_a_time_and_a_thousand_at_once_are_the_same(broker: Broker) 
 
 def test_a_version_that_is_not_spoken_is_refused_and_strict_goes_on(broker: Broker) -> None:
     with Peer(broker, extended=False) as peer:
-        assert peer.answer(fast.extend(3)) == (EXTEND, 0, 426)
+        assert peer.answer(fast.extend(4)) == (EXTEND, 0, 426)
         peer.send(subscribe(token(), b"not there"))
         assert peer.silent(), "still strict"
 

@@ -294,6 +294,10 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         {**CACHE, "keys": ["k"], "request_id": 1},
         {**CACHED, "keys": [5, "k", None, {}, [5], [None], ["k"] * 10_001], "request_id": NOT_ID},
     ),
+    "cache_keys": (
+        {**CACHE, "request_id": 1},
+        {**CACHED, "prefix": NOT_TEXT, "after": NOT_TEXT, "limit": [*NOT_NUMBER, -1, 10_001], "request_id": NOT_ID},
+    ),
     "cache_watch": (
         {**CACHE, "subscription_id": 9, "request_id": 1},
         {**CACHED, "key": NOT_TEXT, "prefix": NOT_TEXT, "subscription_id": NOT_ID, "request_id": NOT_ID},
@@ -463,6 +467,7 @@ def asking(scope: tuple[str, str, str]) -> dict[str, bytes]:
         "cache_delete": message("cache_delete", **cache, key="k", request_id=1),
         "cache_incr": message("cache_incr", **cache, key="k", delta=1, request_id=1),
         "cache_get_many": message("cache_get_many", **cache, keys=["k"], request_id=1),
+        "cache_keys": message("cache_keys", **cache, request_id=1),
         "cache_watch": message("cache_watch", **cache),
     }
 

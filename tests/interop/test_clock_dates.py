@@ -12,7 +12,7 @@ from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Principal
 from quintet.broker.sections import PeerSection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.model import envelope, limits
 from quintet.model.clocks import GRACE_US, HOLD_US
 from quintet.model.tasks import start

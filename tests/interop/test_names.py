@@ -143,7 +143,8 @@ def test_peerbus_refuses_them(bad: bytes) -> None:
 # -- Felix -------------------------------------------------------------------------------------------------------------
 
 FELIX_JSON: Final = (
-    "publish", "publish_batch", "subscribe", "cache_put", "cache_get", "cache_delete", "cache_incr", "cache_get_many", "cache_watch",
+    "publish", "publish_batch", "subscribe", "cache_put", "cache_get", "cache_delete", "cache_incr", "cache_get_many", "cache_keys",
+    "cache_watch",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ felix = pytest.importorskip("felix", reason="felix-client has no wheel for this 
 
 SCOPE = ("t1", "default", "events")
 PARTITIONS = 4
+KEYS = [b"a", b"b", b"c", b"d", b"e"]
 LATER_S = 6.0  # after the time in which strangers must say who they are
 
 
@@ -39,6 +40,17 @@ def client(server: Server) -> Iterator[Any]:
     address = f"127.0.0.1:{server.ports['felix']}"
     with felix.Client(address, tenant_id="t1", token="demo-token", ca_file=certificate) as found:
         yield found
+
+
+async def keyed(server: Server, client: Any, stream: str) -> list[bytes]:
+    """Twenty messages with keys in a stream of several partitions, some of them not acknowledged."""
+    async with quintet.connect(server.fly) as bus:
+        await bus.request("CREATE_TOPIC", topic=f"t1/default/{stream}", partitions=PARTITIONS)
+    values = [b"%d" % number for number in range(20)]
+    for number, value in enumerate(values):
+        ack = "none" if number % 2 else "per_message"
+        await asyncio.to_thread(client.publish, "t1", "default", stream, value, key=KEYS[number % 5], ack=ack)
+    return sorted(values)
 
 
 def read(client: Any, count: int, stream: str, **start: object) -> list[tuple[bytes, int]]:
@@ -88,25 +100,20 @@ def test_a_refused_publish_without_ack_fails_no_other(client: Any) -> None:
 
 
 async def test_keys_choose_the_partition_and_other_doors_see_them(server: Server, client: Any) -> None:
-    topic, keys = "t1/default/keyed", [b"a", b"b", b"c", b"d", b"e"]
-    async with quintet.connect(server.fly) as bus:
-        await bus.request("CREATE_TOPIC", topic=topic, partitions=PARTITIONS)
-        for number in range(20):
-            ack = "none" if number % 2 else "per_message"
-            await asyncio.to_thread(
-                client.publish, "t1", "default", "keyed", b"%d" % number, key=keys[number % 5], ack=ack
-            )
-        found: dict[bytes, set[int]] = {}
-        async with asyncio.timeout(30), bus.subscribe(topic, group="g", start="earliest") as messages:
-            for _ in range(20):
-                message = await messages.get()
-                assert message.key == keys[int(message.value) % 5] and message.partition is not None
-                found.setdefault(message.key, set()).add(message.partition)
-                await message.ack()
-    assert {key: {fnv1a(key) % PARTITIONS} for key in keys} == found
-    assert sorted(value for value, _ in read(client, 20, "keyed", start="earliest")) == sorted(
-        b"%d" % n for n in range(20)
-    )
+    values = await keyed(server, client, "keyed")
+    found: dict[bytes, set[int]] = {}
+    async with (
+        quintet.connect(server.fly) as bus,
+        asyncio.timeout(30),
+        bus.subscribe("t1/default/keyed", group="g", start="earliest") as messages,
+    ):
+        for _ in values:
+            message = await messages.get()
+            assert message.key == KEYS[int(message.value) % 5] and message.partition is not None
+            found.setdefault(message.key, set()).add(message.partition)
+            await message.ack()
+    assert {key: {fnv1a(key) % PARTITIONS} for key in KEYS} == found
+    assert sorted(value for value, _ in read(client, 20, "keyed", start="earliest")) == values
 
 
 def test_what_newer_brokers_have(client: Any) -> None:
@@ -125,7 +132,7 @@ def test_what_newer_brokers_have(client: Any) -> None:
         assert watch.resnapshot
     with pytest.raises(felix.FelixError, match="does not serve dead letters"):
         client.group_dead_letters("t1", "default", "jobs", 0, "workers")
-    client.publish(*SCOPE, b"and it goes on")
+    client.publish(*SCOPE[:2], "after it", b"and it goes on")
 
 
 def test_a_group_of_its_own_kind(client: Any) -> None:
@@ -142,11 +149,17 @@ def test_a_group_of_its_own_kind(client: Any) -> None:
     assert client.group_poll(*where, wait=0.0) == []
 
 
-def test_all_shards_of_a_stream_are_read_once(client: Any) -> None:
-    values = sorted(b"%d" % number for number in range(20))
-    assert client.stream_shards("t1", "default", "keyed") == 1
-    with client.subscribe_sharded("t1", "default", "keyed", start="earliest") as events:
-        assert sorted(events.next_event(timeout=30).event.payload for _ in values) == values
+async def test_all_shards_of_a_stream_are_read_once(server: Server, client: Any) -> None:
+    values = await keyed(server, client, "sharded")
+    assert client.stream_shards("t1", "default", "sharded") == 1
+    with client.subscribe_sharded("t1", "default", "sharded", start="earliest") as events:
+        began = time.monotonic()
+        found: list[bytes] = []
+        while len(found) < len(values):
+            event = events.next_event(timeout=30)
+            assert event is not None, f"{len(found)} events, then an end or nothing in {time.monotonic() - began:.1f} s"
+            found.append(event.event.payload)
+        assert sorted(found) == values
         assert events.next_event(timeout=0.3) is None
 
 

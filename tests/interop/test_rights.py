@@ -5,7 +5,8 @@ tests/protocols/flymq/test_rights.py, Felix in test_felix_rights.py.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +34,9 @@ from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer
 from tests.interop.rights_world import MADE, WHO, Door, World, disagreements
 from tests.wire import blipmq as blip
-from tests.wire import fast
+from tests.wire import fast, records
+
+SET = records.pack(records.Record(b"2", b"k", ((b"h", None),)))
 
 # -- BlipMQ ------------------------------------------------------------------------------------------------------------
 
@@ -50,7 +53,7 @@ class BlipWorld(World):
 
     def ready(self, who: str) -> Peer:
         peer = Peer(self.sim, lambda b, s, n: BlipSession(b, s, n, peer="10.0.0.9:1"))
-        peer.exchange(blip.hello(1, blip_frames.OURS))  # the version that has a word for everything
+        peer.exchange(blip.hello(1, blip_frames.WHOLE))  # the version that has a word for everything
         if who != "stranger":
             assert peer.exchange(blip.auth(2, self.keys[who]))[4] == blip_frames.ACK
         return peer
@@ -59,7 +62,7 @@ class BlipWorld(World):
 class BlipDoor(Door):
     operations: ClassVar = {
         "HELLO": "h", "AUTH": "h", "PUBLISH": "w", "SUBSCRIBE": "r", "ACK": "o", "NACK": "o", "PING": "k", "PONG": "k",
-        "POLL": "o", "DELIVER": "k",
+        "POLL": "o", "DELIVER": "k", "RECORDS": "w",
     }  # fmt: skip
     skip = frozenset({"worker"})
 
@@ -71,6 +74,7 @@ class BlipDoor(Door):
         frame = {
             "HELLO": lambda: blip.hello(3, 2), "AUTH": lambda: blip.auth(3, world.keys["bruno"][:-1]),
             "PUBLISH": lambda: kernel.blip_publish(name, 1, [b"2"], 3, 0),
+            "RECORDS": lambda: blip.records(3, name, 1, SET),
             "SUBSCRIBE": lambda: blip.subscribe(3, name, 1), "ACK": lambda: blip.ack(0, world.foreign),
             "NACK": lambda: blip.word(3, blip_frames.CREDIT, world.foreign, 1),
             "POLL": lambda: blip.poll(3, world.foreign),
@@ -110,7 +114,7 @@ class FastWorld(World):
 class FastDoorRights(Door):
     operations: ClassVar = {
         "CREATE": "e", "SUBSCRIBE": "r", "PUBLISH": "w", "MESSAGE": "s", "UNSUBSCRIBE": "r", "KEY_UPDATE": "s",
-        "ROTATE_KEY": "e", "EXTEND": "a", "OK": "s", "ERROR": "s",
+        "ROTATE_KEY": "e", "EXTEND": "a", "OK": "s", "ERROR": "s", "RECORDS": "w", "MESSAGES": "s",
     }  # fmt: skip
 
     def make(self) -> FastWorld:
@@ -126,6 +130,7 @@ class FastDoorRights(Door):
             "ROTATE_KEY": lambda: fast.rotate_key(token, id, b"k2"), "MESSAGE": lambda: fast.message(id, b"2"),
             "KEY_UPDATE": lambda: fast.key_update(id, b"k2"), "OK": lambda: fast.ok(fast_frames.PUBLISH, id),
             "ERROR": lambda: fast.error(fast_frames.PUBLISH, id, 400, "x"),
+            "RECORDS": lambda: fast.records(token, id, SET), "MESSAGES": lambda: fast.messages(id, SET),
         }  # fmt: skip
         return packets[operation]()
 
@@ -277,7 +282,7 @@ def test_the_tables_say_what_the_oracle_says() -> None:
 
 @pytest.mark.parametrize(
     ("door", "operation"),
-    [(BlipDoor(), "PUBLISH"), (BlipDoor(), "SUBSCRIBE"), (FastThere(), "PUBLISH"), (FastCreate(), "CREATE"),
+    [(BlipDoor(), "PUBLISH"), (BlipDoor(), "RECORDS"), (BlipDoor(), "SUBSCRIBE"), (FastThere(), "PUBLISH"), (FastCreate(), "CREATE"),
      (PeerDoor(), ""), (PeerRegister(), "register")],
 )  # fmt: skip
 def test_an_open_gate_is_caught(door: Door, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +312,7 @@ def test_a_token_with_a_flaw_opens_nothing(flaw: str) -> None:
         "forged": lambda: world.token("worker", secret=b"x" * 40),
         "disabled": lambda: world.token("revoked"),
     }[flaw]()  # fmt: skip
-    for operation in ("SUBSCRIBE", "PUBLISH", "UNSUBSCRIBE", "ROTATE_KEY", "CREATE"):
+    for operation in ("SUBSCRIBE", "PUBLISH", "RECORDS", "UNSUBSCRIBE", "ROTATE_KEY", "CREATE"):
         for state in MADE:
             world.tick()
             before, recorded = world.state(), world.broker.audit.recorded
@@ -332,17 +337,29 @@ def test_a_peer_name_of_another_owner_is_refused_and_written_down() -> None:
 # -- the tables, at start ----------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def without(table: dict[Any, Any], row: Any) -> Iterator[None]:
+    """Afterwards the row is in its old place: monkeypatch would put it at the end, and a page lists the rows in their order."""
+    rows = dict(table)
+    del table[row]
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(rows)
+
+
 @pytest.mark.parametrize(
     ("table", "row"),
     [(blip_frames.RIGHTS, blip_frames.POLL), (fast_frames.RIGHTS, fast_frames.ROTATE_KEY), (wire.RIGHTS, "redrive"),
      (peer_frames.RIGHTS, peer_frames.ACK), (felix_frames.RIGHTS, "cache_incr"), (fly_frames.OPERATIONS, fly_frames.PURGE_DLQ)],
 )  # fmt: skip
 def test_a_broker_without_a_row_does_not_start(
-    table: dict[Any, Any], row: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    table: dict[Any, Any], row: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(table, row)
     settings = Settings.load(None, {}, {"dev": True, "data": tmp_path / "data"})
-    assert server.serve(settings, print_ready=True, reload=lambda: settings) == 1
+    with without(table, row):
+        assert server.serve(settings, print_ready=True, reload=lambda: settings) == 1
     said = capsys.readouterr()
     assert "without a row" in said.err and not said.out
     assert not (tmp_path / "data").exists(), "nothing was opened"

@@ -10,14 +10,15 @@ from typing import Any, Final
 
 from quintet.protocols.flymq import frames as f
 from tests.turns.wires import Fly
-from tests.wire import flymq
+from tests.wire import flymq, records
 
 Values = dict[str, Any]
 FEW: Final = {f.AUTH: 10, f.USER_CREATE: 10, f.USER_UPDATE: 10, f.PASSWORD_CHANGE: 10, f.CREATE_TOPIC: 300,
               f.DELETE_TOPIC: 300, f.REGISTER_SCHEMA: 300, f.CLUSTER_METADATA: 300, f.LIST_GROUPS: 100,
               f.AUDIT_QUERY: 300, f.AUDIT_EXPORT: 300, f.AUDIT_QUERY_SDK: 300, f.AUDIT_EXPORT_SDK: 300,
               f.LIST_TOPICS: 300, f.PEEK: 500, f.KEY_LIST: 300, f.USER_LIST: 300, f.ACL_LIST: 300,
-              f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300, f.CONSUME: 500, f.CONSUME_ZERO_COPY: 500}  # fmt: skip
+              f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300, f.CONSUME: 500, f.CONSUME_ZERO_COPY: 500,
+              f.ALTER_TOPIC: 300, f.PURGE_TOPIC: 300, f.MATCH_TOPICS: 300}  # fmt: skip
 
 _GROUP: Final = {"topic": "t", "group": "g0", "partition": 0}
 _USER: Final = {"old_password": "", "roles": [], "enabled": True}
@@ -38,7 +39,12 @@ SMALL: Final[dict[int, Callable[[int], Values]]] = {
     f.DELETE_TOPIC: lambda i: {"topic": f"made-{i}"},
     f.CONSUME_ZERO_COPY: lambda i: {"topic": "t", "partition": 0, "offset": i % 100},
     f.FETCH_BINARY: lambda i: {"topic": "t", "partition": 0, "offset": 0, "max": 100},
+    f.PRODUCE_RECORDS: lambda i: {"topic": "p", "partition": 0, "records": records.pack(records.Record(b"v", b"k"))},
+    f.FETCH_RECORDS: lambda i: {"topic": "t", "partition": 0, "offset": 0, "max": 100},
     f.PEEK: lambda i: {"topic": "t", "partition": 0, "offset": 0, "max": 100, "since_ms": 0, "filter": ""},
+    f.ALTER_TOPIC: lambda i: {"topic": "t", "durability": "", "retention_ms": -1, "retention_bytes": -1},
+    f.PURGE_TOPIC: lambda i: {"topic": "p"},
+    f.MATCH_TOPICS: lambda i: {"patterns": ["*"], "version": 0},
     f.REGISTER_SCHEMA: lambda i: {"name": f"schema-{i}", "type": "json", "schema": _SCHEMA},
     f.GET_SCHEMA: lambda i: {"topic": "schema", "version": 0},
     f.LIST_SCHEMAS: lambda i: {},
@@ -122,6 +128,7 @@ def large(size: int, partitions: int) -> list[tuple[int, str, Callable[[], bytes
         one(f.FETCH, "with a filter, 1,000 looked at", topic="t", partition=0, offset=0, max=1 << 30, filter=FILTER),
         one(f.FETCH, "with a regular expression", topic="t", partition=0, offset=0, max=1 << 30, filter="(a|b)*c$"),
         one(f.FETCH_BINARY, "as many small ones as fit", topic="t", partition=0, offset=0, max=1 << 30),
+        one(f.FETCH_RECORDS, "as many small ones as fit", topic="t", partition=0, offset=0, max=1 << 30),
         one(f.PEEK, "as many as it gives", topic="t", partition=0, offset=0, max=1 << 30, since_ms=0, filter=""),
         one(f.PEEK, f"a message of {mib}", topic="big", partition=0, offset=0, max=1, since_ms=0, filter=""),
         one(f.CREATE_TOPIC, f"{partitions:,} partitions", topic="wide-2", partitions=partitions),

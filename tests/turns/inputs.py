@@ -23,6 +23,7 @@ from tests.turns.wires import (
     Blip,
     BlipDelivered,
     BlipPolls,
+    BlipWhole,
     Fast,
     FastDelivered,
     Felix,
@@ -33,7 +34,7 @@ from tests.turns.wires import (
     PeerSocket,
     batch,
 )
-from tests.wire import blipmq, fast, peerbus, websocket
+from tests.wire import blipmq, fast, peerbus, records, websocket
 from tests.wire.fast import topic_id
 
 TXN_MIB = 15  # of a transaction, which may hold 16
@@ -125,6 +126,10 @@ def blip_rows(count: int, size: int) -> Iterator[Row]:
         BlipPolls,
     )
     yield row(blip.POLL, "of another's subscription", lambda _: blipmq.poll(1, 99) * count, BlipPolls)
+    small = records.pack(records.Record(b"v", b"k", ((b"h", b"1"),)))
+    many = records.pack(*[records.Record(b"v", b"k", ((b"h", b"1"),))] * count)
+    yield row(blip.RECORDS, "small sets", lambda _: blipmq.records(1, b"b", 1, small) * count, BlipWhole)
+    yield row(blip.RECORDS, f"a set of {count:,}", lambda _: blipmq.records(1, b"b", 1, many), BlipWhole)
     last = publish(b"big", b"x" * (long - len(LAST)) + LAST)
     mib = f"a message of {long >> 20} MiB"
     yield row(blip.PUBLISH, f"{mib}, which comes back", lambda _: subscribe(b"big") + last, BlipDelivered)
@@ -161,6 +166,8 @@ def fast_rows(count: int, size: int) -> Iterator[Row]:
     yield row(fast_frames.PUBLISH, f"a message of {long >> 20} MiB, which comes back", lambda _: delivered)._replace(
         wire=FastDelivered
     )
+    sets = f.records(TOKEN, id, records.pack(records.Record(b"v", b"k", ((b"h", b"1"),))))
+    yield row(fast_frames.RECORDS, "small sets", lambda _: create + f.extend(3) + sets * count)
     yield row(fast_frames.SUBSCRIBE, "to one topic", lambda _: create + f.subscribe(TOKEN, id) * count)
     yield row(
         fast_frames.SUBSCRIBE,
@@ -211,6 +218,18 @@ def _large_events(size: int) -> Row:
         return follow
 
     return Row("felix", "subscribe", f"of a message of {size >> 20} MiB, from disk", FelixDelivered, written, cold=True)
+
+
+def _cache_changes(
+    row: Callable[[str, str, bytes], Row],
+    each: Callable[[Callable[[int], Any], int], bytes],
+    cache: dict[str, Any],
+    count: int,
+) -> Iterator[Row]:
+    c = felix
+    yield row("cache_keys", "small ones", each(lambda i: c.CacheKeys(**cache, request_id=i), min(count, 100)))
+    yield row("cache_delete", "small ones", each(lambda i: c.CacheDelete(**cache, key=f"d{i}", request_id=i), count))
+    yield row("cache_incr", "small ones", each(lambda i: c.CacheIncr(**cache, key="n", delta=1, request_id=i), count))
 
 
 def felix_rows(count: int, size: int) -> Iterator[Row]:
@@ -266,8 +285,7 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
         "10,000 keys",
         each(lambda i: c.CacheGetMany(**cache, keys=[f"k{j}" for j in range(10_000)], request_id=i), 3),
     )
-    yield row("cache_delete", "small ones", each(lambda i: c.CacheDelete(**cache, key=f"d{i}", request_id=i)))
-    yield row("cache_incr", "small ones", each(lambda i: c.CacheIncr(**cache, key="n", delta=1, request_id=i)))
+    yield from _cache_changes(row, each, cache, count)
     yield row("cache_watch", "many", each(lambda i: c.CacheWatch(**cache, prefix="", request_id=i), min(count, 300)))
     unknown = 1 << 40
     yield row(

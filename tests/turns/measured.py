@@ -27,7 +27,7 @@ from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.server import Server
 
 PLANTED_S: Final = 0.06
-DOORS: Final = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "ADMIN")
+DOORS: Final = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "CONSOLE", "ADMIN")
 
 
 class Meter:

@@ -91,6 +91,12 @@ class Blip(Wire):
         self.run(blipmq.hello(1, self.version) + blipmq.auth(1, DEV_BLIPMQ_KEY.encode()))
 
 
+class BlipWhole(Blip):
+    """BlipMQ with record sets."""
+
+    version = blipmq.WHOLE
+
+
 class BlipPolls(Blip):
     """BlipMQ, version 1."""
 
@@ -237,7 +243,9 @@ class Felix:
     """One QUIC connection and its first stream; `run` may use others beside it."""
 
     scope: Final = {"tenant_id": "t1", "namespace": "default"}
-    auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=felix_frames.SERVER_FLAGS, quintet=1)
+    auth = felix.Auth(
+        tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=felix_frames.SERVER_FLAGS & ~felix_frames.RECORDS, quintet=1
+    )
 
     def __init__(self, address: str, data: Path) -> None:
         certificates = [path.read_bytes() for path in sorted((data / "tls").iterdir())]

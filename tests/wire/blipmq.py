@@ -16,9 +16,10 @@ from tests.wire.connection import Closed, Connection, Hang
 
 __all__ = ["Client", "Closed", "Frame", "Hang"]
 
-HELLO, AUTH, PUBLISH, SUBSCRIBE, ACK, NACK, PING, PONG, POLL, DELIVER = range(1, 11)
-HANG_S = 5.0
+HELLO, AUTH, PUBLISH, SUBSCRIBE, ACK, NACK, PING, PONG, POLL, DELIVER, RECORDS = range(1, 12)
+HANG_S = 30.0
 OURS = 0x5102  # the version of this broker's own clients
+WHOLE = 0x5103  # the same with record sets
 TTL = 0x80  # bit of the qos
 HEAD = struct.Struct(">IBQ")
 
@@ -130,6 +131,11 @@ def nack(id: int, code: int, words: str) -> bytes:
 def word(id: int, what: int, subscription: int, argument: int) -> bytes:
     """A client's NACK of version OURS."""
     return frame(NACK, id, struct.pack(">HQI", what, subscription, argument))
+
+
+def records(id: int, topic: bytes, qos: int, data: bytes) -> bytes:
+    """A record set (records.py) of version WHOLE, either way."""
+    return frame(RECORDS, id, bytes((qos,)) + text(topic) + data)
 
 
 def deliver(tag: int, topic: bytes, message: bytes, qos: int = 1) -> bytes:

@@ -26,7 +26,7 @@ class Hang(AssertionError):
 class Connection:
     """Use it as a context. Every read has the deadline `hang_s` unless told otherwise."""
 
-    hang_s: ClassVar[float] = 20.0  # no reply for this long is reported as a hang
+    hang_s: ClassVar[float] = 30.0  # no reply for this long is reported as a hang
 
     def __init__(self, address: str, tls: ssl.SSLContext | None = None, receive_buffer: int = 0) -> None:
         host, _, port = address.rpartition(":")

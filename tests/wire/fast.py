@@ -19,7 +19,7 @@ __all__ = ["Client", "Closed", "Hang"]
 
 MASTER = b"quintet-development-master-secret"
 CREATE, SUBSCRIBE, PUBLISH, MESSAGE, UNSUBSCRIBE, KEY_UPDATE, ROTATE_KEY = range(1, 8)
-EXTEND, OK, ERROR = 0x70, 0x7E, 0x7F
+EXTEND, RECORDS, MESSAGES, OK, ERROR = 0x70, 0x71, 0x72, 0x7E, 0x7F
 DURABLE = 1
 WRONG_KEY = 419
 PAYLOAD_BYTES_MAX = 16 << 20
@@ -31,6 +31,12 @@ Fields = tuple[Any, ...]  # of a request, its type first
 class Message(NamedTuple):
     topic: int
     payload: bytes
+
+
+class Messages(Message):
+    """Of EXTEND 3: its payload is a record set (records.py)."""
+
+    __slots__ = ()
 
 
 class KeyUpdate(NamedTuple):
@@ -110,6 +116,11 @@ def rotate_key(jwt: bytes, topic: int, key: bytes) -> bytes:
     return frame(ROTATE_KEY, jwt, u32(topic) + short(key))
 
 
+def records(jwt: bytes, topic: int, data: bytes) -> bytes:
+    """A record set (records.py), behind EXTEND."""
+    return frame(RECORDS, jwt, u32(topic) + u32(len(data)) + data)
+
+
 def extend(version: int = 1) -> bytes:
     return bytes((EXTEND, version))
 
@@ -130,10 +141,13 @@ def request(fields: Fields) -> bytes:
     raise ValueError(f"no request has these fields: {fields}")
 
 
-def requests(data: bytes, payload_max: int = PAYLOAD_BYTES_MAX) -> tuple[list[Fields], int, int]:
+def requests(
+    data: bytes, payload_max: int = PAYLOAD_BYTES_MAX, extended: bool = False
+) -> tuple[list[Fields], int, int]:
     """(requests, consumed, fatal) of a read: fatal 1 is an unknown type, 2 a payload that is too long, 0 nothing.
 
     (1, jwt, name, flags)   (2 or 5, jwt, topic)   (3, jwt, topic, payload)   (7, jwt, topic, key)   (70, version)
+    extended, behind an EXTEND: (71, jwt, topic, record set)
     """
     out: list[Fields] = []
     at = start = 0
@@ -155,14 +169,14 @@ def requests(data: bytes, payload_max: int = PAYLOAD_BYTES_MAX) -> tuple[list[Fi
             if kind == EXTEND:
                 out.append((kind, number(1)))
                 continue
-            if kind not in (CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE_KEY):
+            if kind not in (CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE_KEY, *([RECORDS] if extended else [])):
                 return out, start, 1
             jwt = take(number(1))
             if kind == CREATE:
                 out.append((kind, jwt, take(number(1)), number(1)))
                 continue
             topic = number(4)
-            if kind == PUBLISH:
+            if kind in (PUBLISH, RECORDS):
                 size = number(4)
                 if size > payload_max:
                     return out, start, 2
@@ -174,6 +188,10 @@ def requests(data: bytes, payload_max: int = PAYLOAD_BYTES_MAX) -> tuple[list[Fi
 
 
 # -- packets of the broker ---------------------------------------------------------------------------------------------
+
+
+def messages(topic: int, data: bytes) -> bytes:
+    return bytes((MESSAGES,)) + u32(topic) + u32(len(data)) + data
 
 
 def message(topic: int, payload: bytes) -> bytes:
@@ -202,12 +220,13 @@ def _next(data: bytes | bytearray, at: int) -> tuple[Packet | None, int]:
     if not left:
         return None, at
     kind = data[at]
-    if kind not in (MESSAGE, KEY_UPDATE, OK, ERROR):
+    if kind not in (MESSAGE, MESSAGES, KEY_UPDATE, OK, ERROR):
         raise ValueError(f"a packet of type {kind:#x}")
     head = 6 if kind == KEY_UPDATE else 9
     if left < head:
         return None, at
-    size = int.from_bytes(data[at + 5 : at + 9], "big") if kind == MESSAGE else data[at + head - 1]
+    long = kind in (MESSAGE, MESSAGES)
+    size = int.from_bytes(data[at + 5 : at + 9], "big") if long else data[at + head - 1]
     end = at + head + size
     if len(data) < end:
         return None, at
@@ -218,7 +237,9 @@ def _next(data: bytes | bytearray, at: int) -> tuple[Packet | None, int]:
             raise ValueError(f"an answer of type {kind:#x} with code {code}")
         return Answer(request, topic, code, tail.decode()), end
     topic = int.from_bytes(data[at + 1 : at + 5], "big")
-    return Message(topic, tail) if kind == MESSAGE else KeyUpdate(topic, tail), end
+    if kind == KEY_UPDATE:
+        return KeyUpdate(topic, tail), end
+    return Messages(topic, tail) if kind == MESSAGES else Message(topic, tail), end
 
 
 def split(data: bytes) -> tuple[list[Packet], bytes]:

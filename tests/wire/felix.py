@@ -31,7 +31,7 @@ ALL_FLAGS = 0x00FF
 OURS = 0x003F | EXTENDED  # all that was published first, and the messages of this broker
 PER_MESSAGE, PER_BATCH = 1, 2
 FRAME_BYTES_MAX = 16 << 20
-HANG_S = 20.0
+HANG_S = 30.0
 KEEP_ALIVE_S = 0.2  # of silence; then a ping asks the host whether the broker is still there
 
 Scope = tuple[str, str, str]  # tenant, namespace, stream or cache

@@ -167,6 +167,10 @@ class Session(Protocol):
     def operation(self) -> str:
         """The name of the request that was acted on last, for the log."""
 
+    @property
+    def unanswered(self) -> int:
+        """Requests that were acted on and whose answers are not known yet, as far as the wire has answers."""
+
     def receive(self, view: memoryview, now: int) -> int:
         """All bytes not yet consumed; returns how many are consumed now. `view` is written to again after the call, except
         for a frame of more than limits.READ_BUFFER_BYTES that was consumed: views of that one may be kept, and hold all of

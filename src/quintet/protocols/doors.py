@@ -1,6 +1,6 @@
 """The doors that come with Quintet, one row for each. Everything that means "all doors" is derived from this tuple.
 
-Arrow Flight and admin are no rows: they stand above net/ and have neither sessions nor a folder here.
+Arrow Flight, the console and admin are no rows: they stand above net/ and have neither sessions nor a folder here.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,9 @@ Doors = tuple[AnyDoor, ...]
 DOORS: Final[Doors] = (BLIPMQ, FLYMQ, FLYMQ_SDK, FAST, PEERBUS, PEERBUS_TCP, FELIX)
 PROTOCOLS: Final = tuple(dict.fromkeys(door.protocol for door in DOORS))
 FLIGHT: Final = "flight"
+CONSOLE: Final = "console"
 
 
 def origins(doors: Iterable[AnyDoor] = DOORS) -> frozenset[str]:
-    """What the origin of a record that came by one of these doors begins with; by Flight, too."""
-    return frozenset({FLIGHT, *(door.protocol for door in doors)})
+    """What the origin of a record that came by one of these doors begins with; by Flight or the console, too."""
+    return frozenset({FLIGHT, CONSOLE, *(door.protocol for door in doors)})

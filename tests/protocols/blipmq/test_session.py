@@ -10,7 +10,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.sections import DeliverySection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch

@@ -3,7 +3,7 @@
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
 from quintet.broker.sections import DeliverySection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.protocols.base import WAIT
 from quintet.protocols.blipmq.frames import PONG
 from quintet.protocols.blipmq.session import REPLIES_WAITING_MAX

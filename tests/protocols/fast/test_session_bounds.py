@@ -73,7 +73,7 @@ def test_extends_by_the_thousand_cost_little(sim: FastSim, monkeypatch: pytest.M
 
 def test_only_the_right_version_switches_answers_on(sim: FastSim) -> None:
     peer = FastPeer(sim)
-    peer.feed(wire.extend(3) * 3 + wire.subscribe(ANN, DEMO))
+    peer.feed(wire.extend(4) * 3 + wire.subscribe(ANN, DEMO))
     peer.look()
     assert peer.replies == [Reply(frames.EXTEND, 0, errors.VERSION)] * 3
 

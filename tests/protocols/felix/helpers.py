@@ -17,7 +17,7 @@ from tests.wire import felix as wire
 
 SECRET = b"a secret for tokens of tenants, long enough"
 SECOND = 1_000_000
-OURS = frames.SERVER_FLAGS
+OURS = frames.SERVER_FLAGS & ~frames.RECORDS  # events as values; tests of record sets ask for them
 PLAIN = 0x003F  # of published clients without keys and offsets in acknowledgements
 NEWER = frames.PUBLISHED_FLAGS
 KEY = "dev-key"
@@ -129,7 +129,7 @@ def message_of(payload: bytes) -> Any:
 REPLIES = codec.decoders((
     codec.AuthOk, codec.Subscribed, codec.Hello, codec.Event, codec.EventBatch, codec.CacheValue, codec.CacheOk,
     codec.PublishOk, codec.PublishError, codec.Ok, codec.Error, codec.CursorError, codec.CacheConflict, codec.CacheNumber,
-    codec.CacheValues, codec.CacheEvent, codec.Lagged,
+    codec.CacheValues, codec.CacheKeyList, codec.CacheEvent, codec.Lagged,
 ))  # fmt: skip
 FEATURED_REPLIES = codec.decoders((
     features.StreamShardsView, features.CacheShardsView, features.CounterValue, features.CacheConditionResult,

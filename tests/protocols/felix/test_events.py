@@ -7,7 +7,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.sections import DeliverySection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.model import tasks
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, frames

@@ -8,7 +8,7 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
 from quintet.broker.sections import CacheSection, DeliverySection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.model.tasks import start
 from quintet.protocols.felix import codec, features, frames
 from tests.protocols.felix.helpers import SECOND, FakeOutlet, FelixSim, Stream, batch, subscribe

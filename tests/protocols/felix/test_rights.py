@@ -26,6 +26,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
     "cache_delete": ("write", codec.CacheDelete(**CACHE, key="k", request_id=1)),
     "cache_incr": ("write", codec.CacheIncr(**CACHE, key="k", delta=1, request_id=1)),
     "cache_get_many": ("read", codec.CacheGetMany(**CACHE, keys=["k"], request_id=1)),
+    "cache_keys": ("read", codec.CacheKeys(**CACHE, request_id=1)),
     "cache_watch": ("read", codec.CacheWatch(**CACHE, request_id=1)),
 }
 GROUP: dict[str, Any] = {**SCOPE, "shard": 0, "group": "g", "request_id": 1}

@@ -14,12 +14,15 @@ from quintet.broker.audit.audit_log import AUDIT_TOPIC, Query
 from quintet.protocols.flymq import frames
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import BY_NAME, Client, Refused, error_of, make_sim, parse, request
+from tests.wire import records
 
 # What an operation asks for: r read, w write, m manage, e either of read and write (of the topic it names), k anybody
 # known, a an administrator, o the owner of the transaction or group alone, p one's own account or an administrator.
 NEEDS = {
     "PRODUCE": "w", "CONSUME": "r", "CREATE_TOPIC": "m", "METADATA": "e", "SUBSCRIBE": "r", "COMMIT": "r", "FETCH": "r",
     "LIST_TOPICS": "k", "DELETE_TOPIC": "m", "CONSUME_ZERO_COPY": "r", "FETCH_BINARY": "r", "PEEK": "r",
+    "ALTER_TOPIC": "m", "PURGE_TOPIC": "m", "MATCH_TOPICS": "k",
+    "PRODUCE_RECORDS": "w", "FETCH_RECORDS": "r",
     "REGISTER_SCHEMA": "w", "GET_SCHEMA": "e", "LIST_SCHEMAS": "k", "VALIDATE_SCHEMA": "e", "PRODUCE_WITH_SCHEMA": "w",
     "DELETE_SCHEMA": "m", "FETCH_DLQ": "r", "REPLAY_DLQ": "w", "PURGE_DLQ": "m", "DEAD_LETTER": "r", "LIST_DLQ": "k",
     "PRODUCE_DELAYED": "w", "CANCEL_DELAYED": "w", "PRODUCE_WITH_TTL": "w", "TXN_BEGIN": "k", "TXN_COMMIT": "o",
@@ -100,8 +103,11 @@ def fields_of(name: str, topic: str, own_txn: str, foreign_txn: str) -> dict[str
         "PRODUCE": where | {"key": b"", "value": b"1"}, "CONSUME": at, "CONSUME_ZERO_COPY": at,
         "CREATE_TOPIC": {"topic": topic, "partitions": 0}, "METADATA": {"topic": topic},
         "SUBSCRIBE": group | {"mode": "earliest"}, "COMMIT": group | {"offset": 0}, "FETCH": at | {"max": 5},
+        "PRODUCE_RECORDS": where | {"records": records.pack(records.Record(b"1"))}, "FETCH_RECORDS": at | {"max": 5},
         "FETCH_BINARY": at | {"max": 5}, "PEEK": at | {"max": 5, "since_ms": 0, "filter": ""},
-        "LIST_TOPICS": {}, "DELETE_TOPIC": {"topic": topic},
+        "LIST_TOPICS": {}, "DELETE_TOPIC": {"topic": topic}, "PURGE_TOPIC": {"topic": topic},
+        "ALTER_TOPIC": {"topic": topic, "durability": "", "retention_ms": -1, "retention_bytes": 7},
+        "MATCH_TOPICS": {"patterns": ["*"], "version": 0},
         "REGISTER_SCHEMA": {"name": topic, "type": "json", "schema": b'{"type": "integer"}'},
         "GET_SCHEMA": {"topic": topic, "version": 0}, "LIST_SCHEMAS": {"topic": topic},
         "VALIDATE_SCHEMA": {"name": topic, "message": b"1"}, "PRODUCE_WITH_SCHEMA": data | {"schema": "public"},

@@ -8,7 +8,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.audit.audit_log import Query
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.section import FlymqListener

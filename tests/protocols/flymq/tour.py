@@ -8,6 +8,7 @@ import pytest
 
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import PASSWORD, Client, Refused, request
+from tests.wire import records
 
 NOW_MS = 1_700_000_000_000
 SCHEMA = json.dumps({"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}).encode()
@@ -36,6 +37,18 @@ class Tour:
 
     # -- the rooms of the tour -------------------------------------------------------------------------------------
 
+    def records(self) -> None:
+        """With headers, together with a schema, a delay and a transaction where these are asked for elsewhere."""
+        sent = records.pack(records.Record(b"v", b"k", ((b"h", None),)), records.Record(b"w", ttl_ms=1_000))
+        where = {"partition": 0, "offset": 0, "count": 2, "timestamp_ms": NOW_MS}
+        self.expect({"groups": [where], "order": b""}, "PRODUCE_RECORDS", topic="t", partition=0, records=sent)
+        found = self.ask("FETCH_RECORDS", topic="t", partition=0, offset=0, max=10)
+        origin, time = b"flymq:admin", NOW_MS * 1000
+        expected = [records.Record(b"v", b"k", ((b"h", None),), None, 0, time, origin), records.Record(b"w")]
+        assert (records.split(found["records"]), found["next_offset"]) == (expected, 2)
+        found = self.ask("FETCH_RECORDS", topic="t", partition=0, offset=0, max=10, filter="text:w")
+        assert [record.value for record in records.split(found["records"])] == [b"w"]
+
     def messages(self) -> None:
         self.expect({"success": True, "message": "created"}, "CREATE_TOPIC", topic="t", partitions=2)
         self.expect({"success": True, "message": "exists"}, "CREATE_TOPIC", topic="t", partitions=2)
@@ -58,6 +71,7 @@ class Tour:
         assert [(m["offset"], m["key"], m["timestamp_ms"], m["origin"]) for m in peeked] == [
             (0, b"", NOW_MS, "flymq:admin"), (1, b"k", NOW_MS, "flymq:admin"),
         ]  # fmt: skip
+        self.records()
         self.expect({"topics": ["t"]}, "LIST_TOPICS")
         self.expect(
             record | {"offset": 2, "value_size": 1},
@@ -68,7 +82,7 @@ class Tour:
             key=b"",
             partition=1,
         )
-        rows = [{"id": 0, "leader": 0, "oldest": 0, "newest": 0}, {"id": 1, "leader": 0, "oldest": 0, "newest": 3}]
+        rows = [{"id": 0, "leader": 0, "oldest": 0, "newest": 2}, {"id": 1, "leader": 0, "oldest": 0, "newest": 3}]
         self.expect({"topic": "t", "partitions": rows}, "METADATA", topic="t")
         handle = self.ask("PRODUCE_DELAYED", topic="t", data=b"late", delay_ms=60_000)["offset"]
         self.expect({"success": True, "message": "cancelled"}, "CANCEL_DELAYED", topic="t", handle=handle)
@@ -207,6 +221,10 @@ def tour(sim: SimBroker, dialect: Any) -> Tour:
     ):  # fmt: skip
         room()
     made.expect({"success": True, "message": ""}, "DELETE_GROUP", topic="t", group="g")
+    kept = made.ask("ALTER_TOPIC", topic="t", durability="", retention_ms=60_000, retention_bytes=-1)
+    assert (kept["durability"], kept["retention_ms"]) == ("fsync", 60_000)
+    assert "t" in made.ask("MATCH_TOPICS", patterns=["t*"], version=0)["topics"]
+    made.expect({"success": True, "message": "purged"}, "PURGE_TOPIC", topic="t")
     made.expect({"success": True, "message": "deleted"}, "DELETE_TOPIC", topic="t")
     made.expect({"success": True, "message": "there was no such topic"}, "DELETE_TOPIC", topic="t")
     return made

@@ -9,7 +9,7 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US
 from quintet.broker.identity.access import Credential, hash_secret
 from quintet.broker.sections import PeerSection
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
     KEYS,

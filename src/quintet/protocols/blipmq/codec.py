@@ -18,12 +18,12 @@ from quintet.protocols.blipmq.frames import (
     HELLO,
     NACK,
     NACK_HEAD,
-    NAMES,
     PING,
     POLL,
     PONG,
     PUBLISH,
     PUBLISH_HEAD,
+    RECORDS,
     SUBSCRIBE,
     U16,
     U64,
@@ -51,7 +51,7 @@ def decode(view: memoryview, start: int, frame_bytes_max: int) -> Frame | None:
     if length > frame_bytes_max:
         raise ProtocolError(f"frame length {length} is above {frame_bytes_max}")
     # "Frame Types": an unknown one is a decode error, and closes the connection.
-    if len(view) - start >= 5 and view[start + 4] not in NAMES:
+    if len(view) - start >= 5 and not 0 < view[start + 4] <= DELIVER:
         raise ProtocolError(f"unknown frame type 0x{view[start + 4]:02x}")
     end = start + 4 + length
     if len(view) < end:
@@ -107,6 +107,12 @@ def delivery_head(layout: int, topic: bytes, qos: int, correlation_id: int, size
     return HEADER.pack(FRAME_BYTES_MIN + len(head) + size, kind, correlation_id) + head
 
 
+def records(correlation_id: int, topic: bytes, qos: int, data: bytes) -> bytes:
+    """A record set, published or delivered, in version WHOLE."""
+    head = PUBLISH_HEAD.pack(qos, len(topic)) + topic
+    return HEADER.pack(FRAME_BYTES_MIN + len(head) + len(data), RECORDS, correlation_id) + head + data
+
+
 def word(correlation_id: int, what: int, subscription_id: int, argument: int) -> bytes:
     """A client's NACK of version OURS."""
     return encode(NACK, correlation_id, WORD.pack(what, subscription_id, argument))
@@ -135,6 +141,17 @@ def parse_subscribe(payload: bytes) -> tuple[bytes, int] | None:
     if len(payload) < n + 3 or not _is_utf8(payload[2 : 2 + n]):
         return None
     return payload[2 : 2 + n], payload[2 + n]
+
+
+def parse_records(payload: bytes) -> tuple[int, bytes, memoryview] | None:
+    """(qos, topic, record set)."""
+    if len(payload) < PUBLISH_HEAD.size:
+        return None
+    qos, n = PUBLISH_HEAD.unpack_from(payload)
+    end = PUBLISH_HEAD.size + n
+    if len(payload) < end or not _is_utf8(payload[PUBLISH_HEAD.size : end]):
+        return None
+    return qos, payload[PUBLISH_HEAD.size : end], memoryview(payload)[end:]
 
 
 def parse_nack(payload: bytes) -> tuple[int, str] | None:

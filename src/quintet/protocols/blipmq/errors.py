@@ -3,6 +3,7 @@
 from typing import Final
 
 from quintet.model import errors
+from quintet.model.errors import message_of
 
 # What the peer's frame did wrong: (code, text)
 HELLO_ALREADY: Final = (400, "HELLO already performed")
@@ -61,5 +62,5 @@ def to_nack(error: Exception) -> tuple[int, str]:
     """The code and text for a broker error. Anything that is not ours to name is a plain 500 without its details."""
     for kind, code, prefix in BROKER:
         if isinstance(error, kind):
-            return code, f"{prefix}{error}"
+            return code, f"{prefix}{message_of(error)}"
     return 500, "internal server error"

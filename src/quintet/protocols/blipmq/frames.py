@@ -22,6 +22,7 @@ PING: Final = 0x07  # empty
 PONG: Final = 0x08  # empty
 POLL: Final = 0x09  # [u64 subscription_id]
 DELIVER: Final = 0x0A  # version 2, server to client: [u8 qos][u64 tag][u16 n][topic][message]
+RECORDS: Final = 0x0B  # version WHOLE, both ways: [u8 qos][u16 n][topic][record set]
 
 NAMES: Final = {
     HELLO: "HELLO",
@@ -34,12 +35,14 @@ NAMES: Final = {
     PONG: "PONG",
     POLL: "POLL",
     DELIVER: "DELIVER",
+    RECORDS: "RECORDS",
 }
 
 # The words of a client's NACK in version OURS: what it says of a delivery, or of a subscription, without acknowledging.
 GIVE_BACK: Final = 1  # correlation id: the tag; argument: milliseconds until it comes again, or DELAY_CONFIGURED
 WORKING: Final = 2  # correlation id: the first tag; argument: how many behind each other
 CREDIT: Final = 3  # attach; argument: the most that is not acknowledged; answered by ACK [u64 time-out in ms]
+GIVE_UP: Final = 4  # correlation id: the tag; argument: 0; it becomes a dead letter now
 DELAY_CONFIGURED: Final = 0xFFFFFFFF  # as `delivery.retry_backoff_seconds` says
 WORD: Final = struct.Struct(">HQI")
 
@@ -55,6 +58,7 @@ RIGHTS: Final[dict[int, Right]] = {
     PONG: "known",
     POLL: "owner",
     DELIVER: "server",
+    RECORDS: "write",
 }
 
 MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does not parse
@@ -62,8 +66,10 @@ MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does no
 FRAME_BYTES_MIN: Final = 9  # of the length field: type and correlation id
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 OURS: Final = 0x5102  # version 2 and the words of a consumer; far from the numbers that BlipMQ may give out
-VERSIONS: Final = (1, 2, OURS)
+WHOLE: Final = 0x5103  # OURS, and records with key, headers, time and origin (ADR 33)
+VERSIONS: Final = (1, 2, OURS, WHOLE)
 TOPIC_BYTES_MAX: Final = 255
+RECORDS_OVERHEAD_BYTES: Final = 13 + 3 + TOPIC_BYTES_MAX  # of a RECORDS frame beside its set
 
 HEADER: Final = struct.Struct(">IBQ")
 U16: Final = struct.Struct(">H")

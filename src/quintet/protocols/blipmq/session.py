@@ -9,7 +9,7 @@ Before READY frames are decoded one at a time and must be small; after it the ke
 PUBLISH has no reply on this wire; PING after it is the durability barrier: its PONG takes a slot behind them, so it
 leaves when every publish before it on this connection is durable (or was answered by a NACK).
 
-Version OURS is version 2 with three words of the consumer, sent as NACK: credit, working, giving back (ADR 14). A subscription
+Version WHOLE is OURS with record sets (ADR 33): what it publishes and gets has key, headers, time and origin. Version OURS is version 2 with three words of the consumer, sent as NACK: credit, working, giving back (ADR 14). A subscription
 is pushed there from its first credit on, not from its SUBSCRIBE on.
 """
 
@@ -26,8 +26,9 @@ from quintet.delivery.lane import Run
 from quintet.delivery.subscription import Subscription
 from quintet.kernel.items import BlipItem, BlipPublish
 from quintet.model import limits
-from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, ProtocolError, QuintetError
+from quintet.model.batch import AT_MOST_ONCE, RecordBatch
+from quintet.model.errors import AuthError, ProtocolError, QuintetError, message_of
+from quintet.protocols import records
 from quintet.protocols.base import (
     CLAIM_BYTES_MIN,
     FLOWING,
@@ -41,6 +42,9 @@ from quintet.protocols.base import (
 )
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
+
+# How frames of a version are laid out: OURS has those of 2; 3 is 2 with record sets.
+LAYOUTS: Final = {1: 1, 2: 2, frames.OURS: 2, frames.WHOLE: 3}
 
 FRESH: Final = "fresh"
 GREETED: Final = "greeted"
@@ -57,21 +61,25 @@ _NOTHING_KNOWN: Final[kernel.Routes[Topic]] = kernel.Routes()  # of every sessio
 
 
 class _Publish(Slot):
-    """The reply slot of a durable publish on its way, and the ids to refuse if it fails."""
+    """The reply slot of a durable publish on its way, how many batches it is, and the ids to refuse if one of them fails."""
 
-    __slots__ = ("ids",)
+    __slots__ = ("error", "ids", "missing")
 
-    def __init__(self, ids: bytes) -> None:
+    def __init__(self, ids: bytes, missing: int = 1) -> None:
         self.data = None
         self.ids = ids
+        self.missing = missing
+        self.error: Exception | None = None
 
 
 class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
+    holding = False  # every frame is taken when it is whole: late answers wait in their slots
+
     __slots__ = (
         "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
-        "_polls", "_principal", "_replies", "_routes", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "_polls", "_principal", "_replies", "_routes", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
 
@@ -103,6 +111,7 @@ class BlipSession:
         self._epoch = 0
         self._replies = Replies()
         self.take_output = self._replies.take
+        self._tails = broker.tails
         self._routes: kernel.Routes[Topic] = _NOTHING_KNOWN  # where the kernel appends by itself
         self._targets: dict[tuple[bytes, int], Topic] | None = None  # where `_publish` does
         self._topic: Topic | None = None  # the last one published to
@@ -114,10 +123,6 @@ class BlipSession:
         self.stopped = False
 
     # -- the contract ----------------------------------------------------------------------------------------------
-
-    @property
-    def holding(self) -> bool:
-        return False  # every frame is taken when it is whole: late answers wait in their slots
 
     @property
     def operation(self) -> str:
@@ -141,13 +146,16 @@ class BlipSession:
                 self._act_all(left)
                 continue
             split = kernel.blip_append(
-                self._broker.tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now
+                self._tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now
             )
-            items, end, fatal, appended_to = split
+            pongs, items, end, fatal, appended_to = split
             if appended_to is not None:
                 self._topic = appended_to
                 self._broker.tails_appended()
-            self._act_all(items)
+            if pongs:
+                self._replies.put(pongs)
+            if items:
+                self._act_all(items)
             if fatal and not self.stopped:  # else it is found again, behind what was left
                 self.closing = errors.FATAL[fatal]
             if end == len(view) or end == position:
@@ -181,7 +189,10 @@ class BlipSession:
         assert isinstance(token, _Publish)
         if error is not None:
             self._forget_targets()  # ask again: the topic may not be what was promised
-        self._replies.fill(token, b"" if error is None else self._refusal(token.ids, error))
+            token.error = error
+        token.missing -= 1
+        if not token.missing:
+            self._replies.fill(token, b"" if token.error is None else self._refusal(token.ids, token.error))
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -195,6 +206,10 @@ class BlipSession:
         else:
             self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
 
+    @property
+    def unanswered(self) -> int:
+        return self._replies.waiting
+
     def congestion(self) -> int:
         if self._replies.waiting > REPLIES_WAITING_MAX:
             return WAIT
@@ -202,7 +217,7 @@ class BlipSession:
             return FLOWING
         if self._topic.waiting or self._broker.overloaded():
             return WAIT
-        return STALL if self._topic.overrun() else FLOWING
+        return STALL if self._topic.subscriptions and self._topic.overrun() else FLOWING
 
     def deadline(self) -> int | None:
         return self._deadline
@@ -227,7 +242,7 @@ class BlipSession:
         try:
             frame = codec.decode(view, position, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
         except ProtocolError as error:
-            self.closing = str(error)
+            self.closing = message_of(error)
             return position
         if frame is None:
             return position
@@ -252,7 +267,7 @@ class BlipSession:
         elif version not in frames.VERSIONS:
             self._nack(frame.correlation_id, errors.VERSION)
         else:
-            self._state, self._version, self._layout = GREETED, version, min(version, 2)
+            self._state, self._version, self._layout = GREETED, version, LAYOUTS[version]
             self._replies.put(codec.ack(frame.correlation_id, 0))
 
     def _auth(self, frame: codec.Frame) -> None:
@@ -315,8 +330,10 @@ class BlipSession:
     def _act_on_frame(self, kind: int, correlation_id: int, payload: bytes) -> None:
         if kind == frames.SUBSCRIBE:
             self._subscribe(correlation_id, payload)
-        elif kind == frames.NACK and self._version == frames.OURS:
+        elif kind == frames.NACK and self._version >= frames.OURS:
             self._word(correlation_id, payload)
+        elif kind == frames.RECORDS:
+            self._publish_records(correlation_id, payload)
         elif kind == frames.HELLO:
             self._nack(correlation_id, errors.HELLO_ALREADY)
         elif kind == frames.AUTH:
@@ -338,25 +355,58 @@ class BlipSession:
             if qos == 0:
                 # Document, "PUBLISH": no reply on success, and QoS 0 is enqueued in memory only.
                 topic.publish(batch, len(ids) >> 3, False, None)
-                self._know(name, topic)
             else:
                 # "PUBLISH": QoS 1 is durable first; a failure is NACK 500 with the reason.
                 slot = _Publish(ids)
                 topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, slot))
                 self._replies.add(slot)
+            if topic.in_memory:
+                self._know(name, topic, qos)
         except QuintetError as error:
             targets.pop((name, qos), None)
             self._replies.put(self._refusal(ids, error))
             return
         self._topic = topic
 
-    def _know(self, name: bytes, topic: Topic) -> None:
-        """The next publishes of QoS 0 to it need no decision, if that is true of it now."""
+    def _publish_records(self, correlation_id: int, payload: bytes) -> None:
+        """A record set, which is taken whole or not at all; refused like a PUBLISH."""
+        parsed = codec.parse_records(payload)
+        if parsed is None:
+            return self._nack(correlation_id, errors.MALFORMED[1])
+        qos, name, data = parsed
+        wrong = (
+            2 if not name else 3 if qos > 1 else 4 if b"\0" in name else 5 if len(name) > frames.TOPIC_BYTES_MAX else 0
+        )
+        if wrong:
+            return self._nack(correlation_id, errors.MALFORMED[wrong])
+        assert self._principal is not None
+        try:
+            topic = self._broker.publish_target(self._principal, name, qos > 0, self._peer)
+            now = self._broker.scheduler.now()
+            found = records.split(data, len(topic.partitions), self._origin, now, flags=0 if qos else AT_MOST_ONCE)
+            slot = _Publish(_IDS.pack(correlation_id), len(found.groups)) if qos else None
+            if slot is not None:
+                self._replies.add(slot)
+            done = None if slot is None else partial(self._sink.appended, slot)
+            for partition, batch, count in found.groups:
+                try:
+                    topic.publish(batch, count, qos > 0, done, partition)
+                except QuintetError as error:
+                    if slot is None:
+                        raise
+                    self.on_appended(slot, 0, error)
+        except QuintetError as error:
+            return self._nack(correlation_id, errors.to_nack(error))
+        self._topic = topic
+        return None
+
+    def _know(self, name: bytes, topic: Topic, qos: int) -> None:
+        """The next publishes to it, of this QoS, need no decision, if that is true of it now."""
         handle = topic.direct
         if handle is not None:
             if self._routes is _NOTHING_KNOWN:
                 self._routes = kernel.Routes()
-            self._routes.add(name, handle, topic)
+            self._routes.add(name, handle, topic, qos > 0 and not topic.bounded)
 
     def _forget_targets(self) -> None:
         self._targets = None
@@ -399,7 +449,7 @@ class BlipSession:
             return
         # "SUBSCRIBE": the reply is ACK with the id of the new subscription.
         self._replies.fill(slot, codec.ack(correlation_id, subscription.id))
-        if self._version == frames.OURS:  # it begins with its credit
+        if self._version >= frames.OURS:  # it begins with its credit
             return
         if self._principal is not None and self._broker.subscription(self._principal, subscription.id) is not None:
             self._attach(subscription)  # else the right to it was taken away while it was made
@@ -416,7 +466,7 @@ class BlipSession:
     def _word(self, correlation_id: int, payload: bytes) -> None:
         """What a consumer says of a delivery that it does not acknowledge, or of how many it takes."""
         parsed = codec.parse_word(payload)
-        if parsed is None or parsed[0] not in (frames.GIVE_BACK, frames.WORKING, frames.CREDIT):
+        if parsed is None or parsed[0] not in (frames.GIVE_BACK, frames.WORKING, frames.CREDIT, frames.GIVE_UP):
             return self._nack(correlation_id, errors.WORD_INVALID)
         word, subscription_id, argument = parsed
         assert self._principal is not None
@@ -431,7 +481,7 @@ class BlipSession:
             subscription.working(partition, offset, argument)
             return None
         delay_us = None if argument == frames.DELAY_CONFIGURED else argument * 1000
-        if subscription.nack(partition, offset, 1, delay_us):
+        if subscription.nack(partition, offset, 1, delay_us, give_up=word == frames.GIVE_UP):
             self._nack(correlation_id, errors.UNKNOWN)
         return None
 
@@ -460,7 +510,7 @@ class BlipSession:
         # Document, "POLL": an unknown subscription has no error of its own, and no message means no reply.
         if subscription is None:
             return
-        self._attach(subscription, subscription.consumer.credit if self._version == frames.OURS else 0)
+        self._attach(subscription, subscription.consumer.credit if self._version >= frames.OURS else 0)
         if self._version == 1:
             self._polls.append((subscription, ids[:POLLS_AT_ONCE], self._replies.reserve()))
             if len(self._polls) == 1:
@@ -524,14 +574,19 @@ class BlipSession:
         """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
         # Document, "PUBLISH" as delivery: the correlation id is the tag to acknowledge with QoS 1, that of the POLL with QoS 0.
         qos = 0 if batch.at_most_once else subscription.qos
-        whole = self._layout == 2 and first == 0 and last == batch.count
-        if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", qos))) is not None:
+        whole = self._layout >= 2 and first == 0 and last == batch.count
+        if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", self._layout, qos))) is not None:
             return found
-        tag = tag_of(partition, batch.offset(first)) if qos else 0
         topic = subscription.topic_name
-        data, _ = kernel.blip_deliver(self._layout, topic, qos, batch.buffer, first, last, tag, ids, 0)
+        if self._layout == 3:
+            most = self._frame_bytes_max - frames.RECORDS_OVERHEAD_BYTES
+            sets = records.sets(batch, first, last, 0, tag_of(partition, 0), most)
+            data = b"".join([codec.records(0, topic, qos, made) for made, _, _ in sets])
+        else:
+            tag = tag_of(partition, batch.offset(first)) if qos else 0
+            data, _ = kernel.blip_deliver(self._layout, topic, qos, batch.buffer, first, last, tag, ids, 0)
         if whole and batch.memo is not None:
-            batch.memo["blipmq", qos] = data
+            batch.memo["blipmq", self._layout, qos] = data
         return data
 
     def _pieces(
@@ -540,6 +595,10 @@ class BlipSession:
         """As _encode, record by record; a large value is sent from where it is."""
         qos = 0 if batch.at_most_once else subscription.qos
         topic = subscription.topic_name
+        if self._layout == 3:
+            for made, _, _ in records.sets(batch, first, last, 0, tag_of(partition, 0), 1):
+                yield codec.records(0, topic, qos, made)
+            return
         for index in range(first, last):
             offset, _, _, value, _, _, _ = batch.row(index)
             tag = tag_of(partition, offset) if qos else 0

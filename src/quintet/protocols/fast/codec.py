@@ -38,6 +38,10 @@ def publish(jwt: bytes, topic: int, payload: bytes) -> bytes:
     return _jwt(frames.PUBLISH, jwt) + frames.PUBLISH_TAIL.pack(topic, len(payload)) + payload
 
 
+def records(jwt: bytes, topic: int, data: bytes) -> bytes:
+    return _jwt(frames.RECORDS, jwt) + frames.PUBLISH_TAIL.pack(topic, len(data)) + data
+
+
 def rotate_key(jwt: bytes, topic: int, key: bytes) -> bytes:
     return _jwt(frames.ROTATE_KEY, jwt) + frames.TOPIC.pack(topic) + _short("key", key, frames.KEY_BYTES_MAX)
 
@@ -56,6 +60,10 @@ def message(topic: int, payload: bytes) -> bytes:
 def message_head(topic: int, size: int) -> bytes:
     """What stands before a payload of `size` bytes, which may be too large to be copied."""
     return frames.MESSAGE_HEAD.pack(frames.MESSAGE, topic, size)
+
+
+def messages(topic: int, data: bytes) -> bytes:
+    return frames.MESSAGE_HEAD.pack(frames.MESSAGES, topic, len(data)) + data
 
 
 def key_update(topic: int, key: bytes) -> bytes:

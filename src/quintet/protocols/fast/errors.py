@@ -3,6 +3,7 @@
 from typing import Final
 
 from quintet.model import errors
+from quintet.model.errors import message_of
 
 BAD_REQUEST: Final = 400  # a name, a key or a version that makes no sense
 TOKEN: Final = 401  # the token is not valid: signature, form, time, a disabled user
@@ -59,5 +60,5 @@ def to_error(error: Exception) -> tuple[int, str]:
     """The code and text for a broker error. Anything that is not ours to name is a 500 without its details."""
     for kind, code in BROKER:
         if isinstance(error, kind):
-            return code, str(error)
+            return code, message_of(error)
     return INTERNAL, "internal error"

@@ -13,7 +13,10 @@ are big-endian. `jwt` is [u8 n][n bytes]; behind EXTEND n may be 0: the last tok
 
 Ours, on codes the document leaves free; a client that never sends EXTEND to a strict listener never sees the others:
 
-    0x70 EXTEND       | 70 | version |         1: every request is answered, jwt may be empty; 2: jwt may be empty
+    0x70 EXTEND       | 70 | version |         1: every request is answered, jwt may be empty; 2: jwt may be empty;
+                                               3: as 1, and messages come as MESSAGES
+    0x71 RECORDS      | 71 | n | jwt | topic u32 | length u32 | record set |      behind any EXTEND
+    0x72 MESSAGES     | 72 | topic u32 | length u32 | record set |
     0x7E OK           | 7e | request type | topic u32 | 00 00 | 00 |
     0x7F ERROR        | 7f | request type | topic u32 | code u16 | l | text |
 """
@@ -31,6 +34,8 @@ UNSUBSCRIBE: Final = 0x05
 KEY_UPDATE: Final = 0x06
 ROTATE_KEY: Final = 0x07
 EXTEND: Final = 0x70
+RECORDS: Final = 0x71
+MESSAGES: Final = 0x72
 OK: Final = 0x7E
 ERROR: Final = 0x7F
 
@@ -43,6 +48,8 @@ NAMES: Final = {
     KEY_UPDATE: "KEY_UPDATE",
     ROTATE_KEY: "ROTATE_KEY",
     EXTEND: "EXTEND",
+    RECORDS: "RECORDS",
+    MESSAGES: "MESSAGES",
     OK: "OK",
     ERROR: "ERROR",
 }
@@ -58,6 +65,8 @@ RIGHTS: Final[dict[int, Right]] = {
     KEY_UPDATE: "server",
     ROTATE_KEY: "read or write",  # permission rotate
     EXTEND: "open",  # changes nothing but the answers
+    RECORDS: "write",  # as PUBLISH
+    MESSAGES: "server",
     OK: "server",
     ERROR: "server",
 }
@@ -70,7 +79,8 @@ TTL: Final = 0x08
 
 VERSION: Final = 1  # of EXTEND: answers and empty tokens
 QUIET: Final = 2  # of EXTEND: empty tokens only
-VERSIONS: Final = (VERSION, QUIET)
+WHOLE: Final = 3  # of EXTEND: as VERSION, and messages with key, headers, time and origin (ADR 33)
+VERSIONS: Final = (VERSION, QUIET, WHOLE)
 EXTEND_BYTES: Final = 2
 TOKEN_BYTES_MAX: Final = 255
 NAME_BYTES_MAX: Final = 255

@@ -28,9 +28,10 @@ from quintet.delivery.subscription import Subscription
 from quintet.kernel.items import FastItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
+from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown, message_of
 from quintet.model.rate import Bucket
 from quintet.model.tasks import start
+from quintet.protocols import records
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, act_on, in_pieces
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import origin_of, topic_id
@@ -50,7 +51,7 @@ class FastDoor:
     """What the connections of one listener share: verified tokens, connections per subject, rates."""
 
     __slots__ = (
-        "_buckets", "_epoch", "_seen_at", "_soonest", "bearers", "broker", "options", "origins", "refusals", "subjects",
+        "_buckets", "_seen_at", "_soonest", "bearers", "broker", "epoch", "options", "origins", "refusals", "subjects",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, options: FastListener) -> None:
@@ -65,7 +66,7 @@ class FastDoor:
         self._buckets: dict[str, Bucket] = {}
         self._seen_at = 0
         self._soonest = 0  # when the first remembered token expires; 0: none does
-        self._epoch = (0, 0)
+        self.epoch = (0, 0)  # of the rights and of the secrets that tokens were judged by
 
     @property
     def limited(self) -> bool:
@@ -76,8 +77,8 @@ class FastDoor:
         may be too early again); those that have expired."""
         epoch = (self.broker.access.epoch, self.broker.tokens.epoch)
         back, self._seen_at = now < self._seen_at, now
-        if back or epoch != self._epoch:
-            self._epoch, self._soonest = epoch, 0
+        if back or epoch != self.epoch:
+            self.epoch, self._soonest = epoch, 0
             self.origins.clear()
             self.bearers.clear()
         elif self._soonest and now >= self._soonest:
@@ -133,10 +134,12 @@ class FastDoor:
 class _Request(Slot):
     """The reply slot of requests on their way, and whether they are answered: EXTEND speaks of what comes behind it."""
 
-    __slots__ = ("answered", "count", "kind", "topic")
+    __slots__ = ("answered", "count", "error", "kind", "missing", "topic")
 
-    def __init__(self, kind: int, topic: int, count: int, answered: bool) -> None:
+    def __init__(self, kind: int, topic: int, count: int, answered: bool, missing: int = 1) -> None:
         self.data = None
+        self.missing = missing  # batches that are not durable yet
+        self.error: Exception | None = None
         self.kind = kind
         self.topic = topic
         self.count = count
@@ -147,8 +150,8 @@ class FastSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_blocked", "_broker", "_deadline", "_doing", "_door", "_extended", "_held", "_left", "_members", "_peer", "_refused",
-        "_replies", "_same", "_sink", "_slow", "_topic", "auth_failures", "closing", "principal_name", "stopped", "take_output",
+        "_blocked", "_broker", "_deadline", "_doing", "_door", "_epoch", "_extended", "_held", "_left", "_members", "_peer", "_refused",
+        "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(self, door: FastDoor, sink: SessionConnection, monotonic: int, peer: str = "") -> None:
@@ -162,12 +165,15 @@ class FastSession:
         self._extended = door.options.extended  # requests are answered
         # What an empty token means; b"": nothing yet; None: nothing, ever.
         self._same: bytes | None = b"" if self._extended else None
+        self._whole = False  # messages go out as record sets
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._refused = 0
         self._replies = Replies()
         self.take_output = self._replies.take
         self._members: dict[int, Member] | None = None
         self._topic: Topic | None = None  # the last one published to
+        self._routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends by itself
+        self._epoch = door.epoch  # when they were learnt
         self._slow: list[Bucket] = []
         self._held = False
         self._left: list[FastItem] | None = None  # requests for a later turn; their bytes are consumed
@@ -199,9 +205,21 @@ class FastSession:
                 self.stopped = self._left is not None
                 continue
             most = self._payload_max()
-            items, end, fatal, unknown, self._same = kernel.fast_split(
-                view, position, most, door.origins, self._broker.queues.wire, now, self._same
-            )
+            if self._epoch != door.epoch or self._broker.draining:
+                self._epoch = door.epoch
+                self._routes.clear()
+            split = kernel.fast_append(
+                self._broker.tails, self._routes, view, position, most, door.origins, self._broker.queues.wire, now, self._same,
+                self._extended,
+            )  # fmt: skip
+            answers, items, end, fatal, unknown, self._same, appended_to = split
+            if appended_to is not None:
+                self._doing = frames.PUBLISH
+                if self._topic is None or not self._topic.waiting:
+                    self._topic = appended_to
+                self._broker.tails_appended()
+                if answers:
+                    self._replies.put(answers)
             extends = bool(items) and items[-1][0] == frames.EXTEND
             self._left = act_on(items[:-1] if extends else items, self._act, now, self._sink.turn_over)
             if self._left is not None:  # what ended the split is found again, behind what was left
@@ -275,7 +293,10 @@ class FastSession:
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Request)
-        self._settled(token, None, error)
+        token.missing -= 1
+        token.error = token.error or error
+        if token.missing <= 0:
+            self._settled(token, None, token.error)
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -284,6 +305,9 @@ class FastSession:
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         """MESSAGE packets. A whole batch looks the same to every subscriber: it is encoded once."""
         assert isinstance(subscription, Subscription)
+        if self._whole:
+            self._push_records(subscription, partition, batch, first, last)
+            return
         if in_pieces(batch, first, last):
             for index in range(first, last):
                 _, _, _, value, _, _, _ = batch.row(index)
@@ -299,6 +323,25 @@ class FastSession:
             batch.memo["fast"] = data
         self._replies.push(data)
 
+    def _push_records(
+        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int
+    ) -> None:
+        """MESSAGES packets, alike."""
+        whole = first == 0 and last == batch.count
+        if whole and batch.memo is not None and (found := batch.memo.get("fast-records")) is not None:
+            self._replies.push(found)
+            return
+        id, most = topic_id(subscription.topic_name), self._door.options.payload_bytes_max
+        made = [codec.messages(id, data) for data, _, _ in records.sets(batch, first, last, 0, partition << 48, most)]
+        data = b"".join(made)
+        if whole and batch.memo is not None:
+            batch.memo["fast-records"] = data
+        self._replies.push(data)
+
+    @property
+    def unanswered(self) -> int:
+        return self._replies.waiting
+
     def congestion(self) -> int:
         if self._replies.waiting > REPLIES_WAITING_MAX or self._blocked >= BLOCKED_SUBSCRIBES_MAX:
             return WAIT
@@ -306,7 +349,7 @@ class FastSession:
             return FLOWING
         if self._topic.waiting or self._broker.overloaded():
             return WAIT
-        return STALL if self._topic.overrun() else FLOWING
+        return STALL if self._topic.subscriptions and self._topic.overrun() else FLOWING
 
     def deadline(self) -> int | None:
         return self._deadline
@@ -349,7 +392,10 @@ class FastSession:
             if item[0] == frames.PUBLISH:
                 _, _, _, batch, _ = item
                 assert batch is not None, "it is built for every token that was not refused"
-                self._publish(bearer, topic, batch, count)
+                self._publish(bearer, jwt, topic, batch, count)
+            elif item[0] == frames.RECORDS:
+                _, _, _, data = item
+                self._publish_records(bearer, topic, data, now)
             elif item[0] == frames.CREATE:
                 _, _, name, flags = item
                 self._create(bearer, topic, name, flags)
@@ -386,12 +432,13 @@ class FastSession:
             versions = found[0][1::2]
             answers = {version: _extended(version) for version in set(versions)}
             self._replies.put(b"".join([answers[version] for version in versions]))
-            self._extended = self._extended or frames.VERSION in answers
+            self._whole = self._whole or frames.WHOLE in answers
+            self._extended = self._extended or self._whole or frames.VERSION in answers
             if self._same is None and not answers.keys().isdisjoint(frames.VERSIONS):
                 self._same = b""  # tokens shown before were not shown to be gone back to
         return found.end()
 
-    def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int) -> None:
+    def _publish(self, bearer: Bearer, jwt: bytes, id: int, batch: bytearray, count: int) -> None:
         # Document, "Authentication": PUBLISH and SUBSCRIBE need the queue_key of the topic and their permission, in every request.
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
         self._check_open()
@@ -402,6 +449,14 @@ class FastSession:
             self._replies.add(slot)
         else:
             topic.publish(batch, count, False, None)
+        self._published(bearer, topic, count)
+        if not self._door.limited and topic.in_memory and not (queue.durable and topic.bounded):
+            handle = topic.direct
+            if handle is not None:
+                self._routes.add(frames.TOPIC.pack(id) + jwt, handle, topic, queue.durable)
+
+    def _published(self, bearer: Bearer, topic: Topic, count: int) -> None:
+        """Note what congestion and rates are judged by."""
         if self._topic is None or not self._topic.waiting:  # one that waits for its row holds the publisher
             self._topic = topic
         if self._door.limited:
@@ -410,6 +465,24 @@ class FastSession:
                 bucket.take(count, monotonic)
                 if bucket not in self._slow:
                     self._slow.append(bucket)
+
+    def _publish_records(self, bearer: Bearer, id: int, data: bytes, now: int) -> None:
+        """A record set: taken whole or not at all, answered once."""
+        queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
+        self._check_open()
+        flags, ttl_us = self._broker.queues.wire.get(id, (0, 0))
+        found = records.split(data, len(queue.topic.partitions), origin_of(bearer.name), now, flags=flags)
+        count = sum(number for _, _, number in found.groups)
+        slot = _Request(frames.RECORDS, id, 1, self._extended, len(found.groups))
+        self._replies.add(slot)
+        for partition, batch, number in found.groups:
+            if ttl_us:
+                batch = records.expiring(batch, now + ttl_us)
+            try:
+                queue.topic.publish(batch, number, queue.durable, partial(self._sink.appended, slot), partition)
+            except QuintetError as error:
+                self.on_appended(slot, 0, error)
+        self._published(bearer, queue.topic, count)
 
     def _create(self, bearer: Bearer, id: int, name: bytes, flags: int) -> None:
         self._check_open()
@@ -478,7 +551,7 @@ class FastSession:
         if self._members is not None:
             self._members.pop(id, None)
         if self._extended:
-            self._replies.push(codec.error(frames.SUBSCRIBE, id, errors.ENDED, str(error)))
+            self._replies.push(codec.error(frames.SUBSCRIBE, id, errors.ENDED, message_of(error)))
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from quintet import kernel
 from quintet.broker.bearer import Bearer
 from quintet.broker.core import Broker
 from quintet.broker.doors.cache import Cache, expires_at, name_of
+from quintet.broker.doors.cache_memory import EXPIRES
+from quintet.broker.slices import Steps
 from quintet.delivery.sink import Sink
 from quintet.kernel.items import CacheEntry
 from quintet.model.errors import BadRequest, QuintetError, VersionConflict
@@ -151,6 +153,24 @@ class CacheRequests:
         versions = [0 if entry is None else entry[1] for entry in found]
         self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
 
+    def _cache_keys(self, ask: codec.CacheKeys, now: int) -> None:
+        """A page of keys in order, behind the last one of the page before. A cache has no order, so each page is a scan, made
+        in slices: what is put or deleted meanwhile may or may not be in it."""
+        if not 0 <= ask.limit <= frames.KEYS_MAX:
+            raise BadRequest(f"limit: 0 to {frames.KEYS_MAX}")
+        cache = self._reach.cache(self._scope(ask), False)
+        late = Late(self, ask.request_id)
+        most = frames.most_values(self._options.frame_bytes_max)
+        prefix, after = ask.prefix.encode(), ask.after.encode()
+        scan = _key_page({} if cache is None else cache.entries, prefix, after, ask.limit or frames.KEYS_MAX, most, now)
+
+        def found(page: tuple[list[str], bool] | None, error: Exception | None) -> None:
+            if page is not None:
+                late.message = codec.CacheKeyList(request_id=ask.request_id, keys=page[0], more=page[1])
+            late.done(error)
+
+        self._broker.slices.finish(scan).then(found)
+
     def _cache_watch(self, ask: codec.CacheWatch, _now: int) -> None:
         if ask.key is not None and ask.prefix is not None:
             raise BadRequest("prefix: a key or a prefix, not both")
@@ -217,6 +237,30 @@ class Late:
         else:
             session._late -= 1
             session._replies.push(data)
+
+
+def _key_page(
+    entries: dict[bytes, CacheEntry], prefix: bytes, after: bytes, limit: int, bytes_max: int, now: int
+) -> Steps[tuple[list[str], bool]]:
+    """The first keys behind `after` that begin with `prefix`, and whether there are more."""
+    found: list[bytes] = []
+    keys = list(entries)
+    for at in range(0, len(keys), frames.SCANNED_PER_TURN_MAX):
+        for key in keys[at : at + frames.SCANNED_PER_TURN_MAX]:
+            entry = entries.get(key)
+            if key > after and key.startswith(prefix) and entry is not None and not 0 < entry[EXPIRES] <= now:
+                found.append(key)
+        if len(found) > 2 * limit:
+            found = sorted(found)[: limit + 1]
+        yield
+    found.sort()
+    page: list[str] = []
+    for key in found[:limit]:
+        bytes_max -= 2 * len(key)  # quoted, and escaped
+        if bytes_max < 0 and page:
+            break
+        page.append(key.decode())
+    return page, len(page) < len(found)
 
 
 def expires_of(ttl_ms: int | None, now: int) -> int:

@@ -36,9 +36,7 @@ from quintet.protocols.felix.frames import (
     ZSTD,
 )
 
-Id = (
-    int | str | None
-)  # a published client's ids are numbers, the document's are texts; both are given back as they came
+Id = int | str | None  # published clients have numbers, the document texts; both are given back as they came
 Scope = tuple[str, str, str]  # tenant, namespace, stream or cache
 Ack = Literal["none", "per_message", "per_batch"]
 Version = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of a key in a cache
@@ -73,9 +71,14 @@ class _OfStream(_Message, kw_only=True):
     stream: str
 
 
+# Names and values (base64, or null) in their order. A published client sends none; to one of ours they are as good as a record set.
+JsonHeaders = list[tuple[str, bytes | None]]
+
+
 class Publish(_OfStream, kw_only=True, tag="publish"):
     payload: bytes
     key: bytes | None = None
+    headers: JsonHeaders | None = None
     request_id: Id = None
     ack: Ack | None = None
 
@@ -83,6 +86,7 @@ class Publish(_OfStream, kw_only=True, tag="publish"):
 class PublishBatch(_OfStream, kw_only=True, tag="publish_batch"):
     payloads: list[bytes]
     key: bytes | None = None
+    headers: JsonHeaders | None = None
     request_id: Id = None
     ack: Ack | None = None
 
@@ -142,6 +146,7 @@ class NackRanges(_Message, kw_only=True, tag="nack"):
     subscription_id: int | str
     ranges: list[tuple[int, int]]
     delay_ms: int | None = None
+    dead: bool = False
     request_id: Id = None
 
 
@@ -178,6 +183,13 @@ class CacheIncr(_OfCache, kw_only=True, tag="cache_incr"):
 
 class CacheGetMany(_OfCache, kw_only=True, tag="cache_get_many"):
     keys: list[str]
+    request_id: Id = None
+
+
+class CacheKeys(_OfCache, kw_only=True, tag="cache_keys"):
+    prefix: str = ""
+    after: str = ""
+    limit: int = 0
     request_id: Id = None
 
 
@@ -284,6 +296,12 @@ class CacheValues(_Message, kw_only=True, tag="cache_values"):
     versions: list[int]
 
 
+class CacheKeyList(_Message, kw_only=True, tag="cache_key_list"):
+    request_id: Id = None
+    keys: list[str]
+    more: bool
+
+
 class CacheEvent(_Message, kw_only=True, tag="cache_event"):
     key: str
     value: bytes | None
@@ -300,7 +318,7 @@ class Lagged(_Message, kw_only=True, tag="lagged"):
 
 _REQUESTS: Final[tuple[type[_Message], ...]] = (
     Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, NackRanges, WorkingRanges, Credit,
-    Unsubscribe, CacheDelete, CacheIncr, CacheGetMany, CacheWatch,
+    Unsubscribe, CacheDelete, CacheIncr, CacheGetMany, CacheKeys, CacheWatch,
 )  # fmt: skip
 
 
@@ -605,6 +623,24 @@ def target(tenant: str, namespace: str, stream: str) -> bytes:
     """The names of a stream as a binary batch has them."""
     parts = [part.encode() for part in (tenant, namespace, stream)]
     return b"".join(struct.pack(">H", len(part)) + part for part in parts)
+
+
+def parse_records(payload: bytes, acked: bool) -> tuple[int, bytes, memoryview]:
+    """(request id or -1, target, record set) of a batch that carries one. BadRequest if its front does not add up."""
+    start = at = 9 if acked else 0
+    if acked and (len(payload) < start or payload[8] not in (1, 2)):
+        raise BadRequest("a batch that ends early, or whose ack mode is not 1 or 2")
+    for _ in range(3):
+        end = at + 2 + int.from_bytes(payload[at : at + 2], "big")
+        if len(payload) < end:
+            raise BadRequest("a batch that ends within its names")
+        try:
+            payload[at + 2 : end].decode()
+        except UnicodeDecodeError:
+            raise BadRequest("a name that is not UTF-8") from None
+        at = end
+    request_id = int.from_bytes(payload[:8], "big") if acked else -1
+    return request_id, payload[start:at], memoryview(payload)[at:]
 
 
 def parse_target(data: bytes) -> tuple[str, str, str]:

@@ -100,7 +100,7 @@ class ConsumerRequests(FeatureRequests):
         for partition, offset, count in ranges:
             subscription, lane = _place(feed, partition)
             if subscription is not None:
-                subscription.nack(lane, offset, count, delay_us)
+                subscription.nack(lane, offset, count, delay_us, give_up=ask.dead)
         self._done(ask.request_id)
 
     def _working(self, ask: codec.WorkingRanges, _now: int) -> None:

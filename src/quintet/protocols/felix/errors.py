@@ -9,6 +9,7 @@ from typing import Final
 from quintet.broker.bearer import TenantMismatch
 from quintet.broker.consumers.polled_members import StaleClaim
 from quintet.model import errors
+from quintet.model.errors import message_of
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import ERROR_CODES, Dialect
 
@@ -102,7 +103,7 @@ def to_text(error: Exception) -> str:
             return text
     for kind, prefix in BROKER:
         if isinstance(error, kind):
-            return f"{prefix}: {error}" if prefix else str(error)
+            return f"{prefix}: {message_of(error)}" if prefix else message_of(error)
     return INTERNAL
 
 

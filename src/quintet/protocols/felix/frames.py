@@ -21,6 +21,8 @@ Where `auth` says `"quintet":1`, these bits mean something else:
 0x0080   on no frame: in `auth` and `auth_ok` it stands for the messages that are ours (OURS below)
 0x0100   on 0x0001, 0x0009: str16 key before the tenant; on 0x0004, 0x0024: before each length u32 size of the key + 1 (0: it
          has none) and the key                                                       both, where both said so in `auth`
+0x0400   on 0x0001, 0x0009: a record set in place of count and values; on 0x0004: a record set in place of all, whose numbers are
+         the offsets                                                                 both, where both said so in `auth`
 """
 
 import struct
@@ -43,10 +45,11 @@ KEYED: Final = 0x0040
 ZSTD: Final = 0x0040  # the same bit, for who says QUINTET in `auth`
 EXTENDED: Final = 0x0080
 KEYS: Final = 0x0100
+RECORDS: Final = 0x0400  # key, headers, time and origin of each message (ADR 33)
 ACK_CODE: Final = 0x0200
 ACK_OFFSET: Final = 0x1000
 PUBLISHED_FLAGS: Final = 0x127F  # those of the published client that are known here
-SERVER_FLAGS: Final = 0x01FF  # with ours, for who says QUINTET in `auth`
+SERVER_FLAGS: Final = 0x05FF  # with ours, for who says QUINTET in `auth`
 QUINTET: Final = 1
 UNSAID_FLAGS: Final = 0x0007  # of a client whose `auth` advertises nothing
 
@@ -87,6 +90,7 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_delete": "write",
     "cache_incr": "write",
     "cache_get_many": "read",
+    "cache_keys": "read",
     "cache_watch": "read",
     "auth_ok": "server",
     "subscribed": "server",
@@ -103,6 +107,7 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_conflict": "server",
     "cache_number": "server",
     "cache_values": "server",
+    "cache_key_list": "server",
     "cache_event": "server",
     "lagged": "server",
     "stream_shards": "read",  # or write: who publishes by key asks for it, too
@@ -125,9 +130,9 @@ RIGHTS: Final[dict[str, Right]] = {
     "binary events": "server",  # 0x0004, 0x0024
 }
 # Only where both sides said EXTENDED; to anybody else these are unknown.
-OURS: Final = frozenset(
-    {"ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"}
-)
+OURS: Final = frozenset({
+    "ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_keys", "cache_watch",
+})  # fmt: skip
 # Only where `auth` has client_features, and then cache_delete and cache_watch too, in a form of their own.
 FEATURED: Final = frozenset({
     "stream_shards", "cache_shards", "counter_add", "counter_get", "cache_put_if", "cache_delete_if", "group_poll", "group_ack",
@@ -140,7 +145,7 @@ NAMES: Final = (
     *REQUESTS, "stream_shards_view", "cache_shards_view", "counter_value", "cache_condition_result", "cache_watch_started",
     "group_records", "unsupported", "binary batch", "acknowledged batch", "auth_ok", "subscribed", "event_stream_hello", "event", "event_batch",
     "cache_value", "cache_ok", "publish_ok", "publish_error", "ok", "error", "subscribe_cursor_error", "cache_conflict",
-    "cache_number", "cache_values", "cache_event", "lagged", "publish ack", "binary events",
+    "cache_number", "cache_values", "cache_key_list", "cache_event", "lagged", "publish ack", "binary events",
 )  # fmt: skip
 
 # The items of kernel.felix_split.
@@ -164,7 +169,7 @@ TEXT_BYTES_MAX: Final = 1_024  # of what an error says
 GROUP_RECORDS_MAX: Final = 256  # claimed by one group_poll
 GROUP_WAIT_MS_MAX: Final = 30_000  # that a group_poll may wait for the first
 SCANNED_PER_TURN_MAX: Final = 10_000  # keys of a cache, of which a new watcher wants the state
-KEYS_MAX: Final = 10_000  # of one cache_get_many
+KEYS_MAX: Final = 10_000  # of one cache_get_many, and of one answer to cache_keys
 ACK_RECORDS_MAX: Final = 65_536  # settled by one `ack`
 ANSWER_BYTES_MAX: Final = limits.MIB  # made from one read; then the peer has to take it first
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one stream that wait for the disk; above it, it is not read from
@@ -190,7 +195,8 @@ class Dialect:
     its publishes says the offset; and whether it knows our messages."""
 
     __slots__ = (
-        "ack_codes", "ack_offsets", "document", "extended", "featured", "features", "key_flag", "keys", "offsets", "versions", "zstd",
+        "ack_codes", "ack_offsets", "document", "extended", "featured", "features", "key_flag", "keys", "offsets", "versions", "whole",
+        "zstd",
     )  # fmt: skip
 
     def __init__(self, document: bool, flags: int, ours: bool = False, features: int | None = None) -> None:
@@ -203,6 +209,7 @@ class Dialect:
         self.zstd = ours and bool(flags & ZSTD)
         self.extended = ours and bool(flags & EXTENDED)
         self.keys = ours and bool(flags & KEYS)
+        self.whole = ours and bool(flags & RECORDS)
         self.featured = features is not None and not ours
         self.features = features or 0 if self.featured else 0
         self.versions = self.extended or bool(self.features & CACHE_CONDITIONAL)  # with the values of caches

@@ -34,6 +34,7 @@ from quintet.model.errors import (
     TopicNotFound,
 )
 from quintet.model.tasks import start
+from quintet.protocols import records
 from quintet.protocols.base import TOO_SLOW, Outlet, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
@@ -336,12 +337,14 @@ class EventStream(Feed):
         """Event frames. A whole batch looks the same to every subscriber of a kind: it is encoded once."""
         dialect = self._dialect
         whole = first == 0 and last == batch.count
-        kind = ("felix", self._target, dialect.offsets, dialect.zstd, dialect.keys)
+        kind = ("felix", self._target, dialect.offsets, dialect.zstd, dialect.keys, dialect.whole)
         if whole and batch.memo is not None and (found := batch.memo.get(kind)) is not None:
             return found
         most = self._frame_bytes_max
         if dialect.document:
             data, _, omitted = kernel.felix_events(batch.buffer, first, last, 0, self._target, most)
+        elif dialect.whole:
+            data, omitted = record_frames(batch, first, last, wire_offset(partition, 0), most)
         else:
             high = wire_offset(partition, 0)
             data, _, omitted = kernel.felix_deliver(
@@ -374,6 +377,22 @@ class EventStream(Feed):
 
     def _left_out(self, partition: int, offset: int) -> None:
         """It was told that this message cannot be sent to it. What must be acknowledged ends as a dead letter."""
+
+
+def record_frames(
+    batch: RecordBatch, first: int, last: int, base: int, most: int
+) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """Event frames of record sets, and what kernel.felix_deliver calls omitted."""
+    out: list[bytes] = []
+    omitted: list[tuple[int, int, int]] = []
+    place = 0
+    for data, number, _ in records.sets(batch, first, last, 0, base, most):
+        if len(data) > most:
+            omitted.append((place, number, len(data)))
+            continue
+        out.append(codec.frame(data, frames.EVENTS | frames.RECORDS))
+        place += len(out[-1])
+    return b"".join(out), omitted
 
 
 class GroupStream(EventStream):

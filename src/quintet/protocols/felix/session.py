@@ -24,8 +24,9 @@ from quintet.broker.topics.catalog import ANY, Topic
 from quintet.kernel.items import CacheEntry, FelixItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, message_of
 from quintet.model.keys import fnv1a
+from quintet.protocols import records
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, Streams, act_on
 from quintet.protocols.felix import codec, errors, features, frames, long_json
 from quintet.protocols.felix.codec import Id, origin_of
@@ -55,13 +56,15 @@ class FelixStream(SessionConnection, Protocol):
 class _Publish(Slot):
     """The reply slot of a publish on its way, and how its answer looks."""
 
-    __slots__ = ("binary", "partition", "request_id")
+    __slots__ = ("binary", "error", "missing", "partition", "request_id")
 
     def __init__(self, request_id: Id, binary: bool) -> None:
         self.data = None
         self.request_id = request_id
         self.binary = binary
         self.partition = 0
+        self.missing = 1  # batches that are not durable yet
+        self.error: Exception | None = None
 
 
 class FelixSession(ConsumerRequests):
@@ -162,6 +165,10 @@ class FelixSession(ConsumerRequests):
         assert isinstance(token, _Publish)
         if error is not None:
             self._targets.clear()  # ask again: the topic may not be what was promised
+        token.missing -= 1
+        token.error = error = token.error or error
+        if token.missing > 0:
+            return
         place = codec.wire_offset(token.partition, offset) if error is None else None
         self._replies.fill(token, self._published(token, error, place))
         self._close_if_done()
@@ -173,6 +180,10 @@ class FelixSession(ConsumerRequests):
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         raise AssertionError("records go to event streams")
+
+    @property
+    def unanswered(self) -> int:
+        return self._replies.waiting + self._late
 
     def congestion(self) -> int:
         if self._replies.waiting + self._late > frames.REPLIES_WAITING_MAX:
@@ -268,6 +279,7 @@ class FelixSession(ConsumerRequests):
         flags, ours = codec.agreed(ask)
         self._dialect = dialect = Dialect(False, flags, ours is not None, ask.client_features)
         self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
+        self._known |= frames.RECORDS if dialect.whole else 0
         self._enter(bearer, PUBLISHED)
         served = frames.SERVER_FEATURES if dialect.featured else None
         full = codec.AuthOk(server_flags=flags, server_features=served, quintet=ours)
@@ -365,11 +377,14 @@ class FelixSession(ConsumerRequests):
     def _unpack(self, flags: int, payload: bytes, now: int) -> None:
         size = self._options.frame_bytes_max
         try:
-            body = codec.unpack(payload, size)
+            body = codec.unpack(payload, size) if flags & frames.ZSTD else payload
             size = len(body)
-            self._act(kernel.felix_batch(body, flags, self._origin, now), now)
+            if flags & frames.RECORDS:
+                self._publish_records(*codec.parse_records(body, bool(flags & frames.ACKED)), now)
+            else:
+                self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
-            self._refuse_batch(str(error), flags, -1)
+            self._refuse_batch(message_of(error), flags & ~frames.RECORDS, -1)
         self._spend(size)  # one that is refused may have cost as much
 
     def _spend(self, size: int) -> None:
@@ -502,6 +517,45 @@ class FelixSession(ConsumerRequests):
     def _drop(self) -> None:
         self._broker.publishes_dropped += 1
 
+    def _publish_records(self, request_id: int, target: bytes, data: memoryview, now: int) -> None:
+        """A record set: taken whole or not at all, answered once. Refused as any publish."""
+        answer = _Publish(request_id, True) if request_id >= 0 else None
+        way = (target, answer is not None)
+        if answer is None and way in self._reach.barred:
+            self._drop()
+            return
+        try:
+            topic, tenant = self._targets.get(way) or self._reach.target(way)
+            found = records.split(data, len(topic.partitions), self._origin, now)
+            if answer is not None:
+                answer.missing = len(found.groups)
+                self._replies.add(answer)
+            for partition, batch, count in found.groups:
+                self._publish_group(topic, partition, batch, count, answer)
+            self._unsaid = self._unsaid and answer is not None
+        except QuintetError as error:
+            self._targets.pop(way, None)
+            if answer is None:
+                self._drop_refused(way, error)
+            else:
+                self._refuse_publish(answer, error, None)
+            return
+        self._topic = topic
+        if tenant and self._broker.tenants.published(tenant, len(data), self._broker.scheduler.monotonic()):
+            self._tenant = tenant
+            self._hold()
+
+    def _publish_group(
+        self, topic: Topic, partition: int, batch: bytearray, count: int, answer: _Publish | None
+    ) -> None:
+        if answer is None:
+            topic.publish(batch, count, False, None, partition)
+            return
+        try:
+            answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), partition)
+        except QuintetError as error:
+            self.on_appended(answer, 0, error)
+
     def _published(self, answer: _Publish, error: Exception | None, offset: int | None = None) -> bytes:
         return errors.published(answer.request_id, answer.binary, error, self._dialect, offset)
 
@@ -531,7 +585,12 @@ class FelixSession(ConsumerRequests):
             if len(key) * len(values) + sum(map(len, values)) > frames.KEYED_BYTES_MAX:
                 raise BadRequest(f"key: with it in every message more than {frames.KEYED_BYTES_MAX} bytes; send fewer")
             keys = [key] * len(values)
-        batch = kernel.build(values, keys, origin=self._origin) if values else None
+        headers = None
+        if ask.headers:
+            own = tuple([(name.encode(), text) for name, text in ask.headers])
+            records.check(own)
+            headers = [own] * len(values)
+        batch = kernel.build(values, keys, headers, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
         self._publish(target, batch, len(values), answer, ask.request_id, key)
 
@@ -556,6 +615,7 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     codec.CacheDelete: FelixSession._cache_delete,
     codec.CacheIncr: FelixSession._cache_incr,
     codec.CacheGetMany: FelixSession._cache_get_many,
+    codec.CacheKeys: FelixSession._cache_keys,
     codec.CacheWatch: FelixSession._cache_watch,
     **HANDLERS,
 }

@@ -34,7 +34,7 @@ def to_frame(error: Exception, dialect: frames.Dialect) -> bytes:
         return _in_both_dialects(OTHER_DIALECT.encode())
     if not isinstance(error, QuintetError):
         return error_frame(dialect, *INTERNAL)
-    text = f"{error}; {error.hint}" if error.hint else str(error)
+    text = f"{error.message}; {error.hint}" if error.hint else error.message
     return error_frame(dialect, error.code, text[:TEXT_BYTES_MAX])
 
 

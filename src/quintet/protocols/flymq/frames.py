@@ -52,6 +52,11 @@ DELETE_TOPIC: Final = 0x09
 CONSUME_ZERO_COPY: Final = 0x0A
 FETCH_BINARY: Final = 0x0B
 PEEK: Final = 0x0C
+ALTER_TOPIC: Final = 0x0D
+PURGE_TOPIC: Final = 0x0E
+MATCH_TOPICS: Final = 0x0F
+PRODUCE_RECORDS: Final = 0x16
+FETCH_RECORDS: Final = 0x17
 REGISTER_SCHEMA: Final = 0x10
 GET_SCHEMA: Final = 0x11
 LIST_SCHEMAS: Final = 0x12
@@ -171,8 +176,8 @@ _TABLE: Final = (
         "topic:str16! partitions:i32 [durability:str16 retention_ms:i64 retention_bytes:i64]", _DONE,
         ours="durability (fsync, interval, os) and retention; 0 or empty: as configured"),
     _op(METADATA, "METADATA", "partitions of a topic with their first and next offsets", "read or write", "topic",
-        "topic:str16!", "topic:str16 partitions:{id:i32 leader:i32 oldest:u64 newest:u64}*",
-        ours="the document names the operation and gives no layout"),
+        "topic:str16! [make:bool]", "topic:str16 partitions:{id:i32 leader:i32 oldest:u64 newest:u64}*",
+        ours="the document names the operation and gives no layout; make: create a topic that is not there, for whoever may read it"),
     _op(SUBSCRIBE, "SUBSCRIBE", "the offset to start at; with partition -1: join the group and get partitions", "read", "topic",
         ("topic:str16! group:str16! partition:i32 mode:str16 [member:str16]",
          "topic:str16! group:str16! partition:i32 mode:str8"),
@@ -198,6 +203,24 @@ _TABLE: Final = (
         "messages:{offset:u64 timestamp_ms:i64 expiry_ms:i64 key:bytes32 value:bytes32 origin:str16 "
         "headers:{name:bytes32 value:bytes32}*}* next_offset:u64",
         ours="the whole operation; since_ms (or 0) begins at the first message that is not older"),
+    _op(ALTER_TOPIC, "ALTER_TOPIC", "change what a topic promises and how long it keeps messages", "manage", "topic",
+        "topic:str16! durability:str16 retention_ms:i64 retention_bytes:i64",
+        "partitions:i32 durability:str16 retention_ms:i64 retention_bytes:i64",
+        ours="the whole operation; empty and -1: as it is, 0: no limit; the answer is what it is now"),
+    _op(PURGE_TOPIC, "PURGE_TOPIC", "remove all messages of a topic; offsets and groups go on", "manage", "topic", "topic:str16!", _DONE,
+        ours="the whole operation"),
+    _op(MATCH_TOPICS, "MATCH_TOPICS", "names of the topics that match patterns, of those one may read", "known", "",
+        "patterns:str16* version:u64", "version:u64 changed:bool topics:str16*",
+        ours="the whole operation; shop.* or regex:shop\\.[0-9]+; version (0, or of the last answer): if nothing changed since, no names come"),
+    _op(PRODUCE_RECORDS, "PRODUCE_RECORDS", "write messages with keys, headers and times to live", "write", "topic",
+        "topic:str16! partition:i32 records:bytes32 [producer_id:u64 sequence:u32 [schema:str16 delay_ms:i64 [txn_id:str16]]]",
+        "groups:{partition:i32 offset:u64 count:u32 timestamp_ms:i64}* order:bytes32",
+        ours="the whole operation; records is a record set; with schema, delay_ms or txn_id (empty or 0: without) it has one record; "
+        "order has the group of each record as u16, and is empty if there is one group"),
+    _op(FETCH_RECORDS, "FETCH_RECORDS", "as FETCH, with all that is known of the messages", "read", "topic",
+        "topic:str16! partition:i32 offset:u64 max:i32 [filter:str16 [wait_ms:u32]]",
+        "next_offset:u64 records:bytes32",
+        ours="the whole operation; records is a record set whose numbers are partition << 48 | offset"),
     # -- schemas
     _op(REGISTER_SCHEMA, "REGISTER_SCHEMA", "a new version of a schema", "write", "name",
         ("name:str16! type:str8! schema:bytes32 [compatibility:str8]",
@@ -338,7 +361,8 @@ NAMES: Final = {code: operation.name for code, operation in OPERATIONS.items()} 
 
 # What is written down when it succeeds; changes of users and access rules write themselves down.
 AUDITED: Final = {
-    CREATE_TOPIC: "topic.create", DELETE_TOPIC: "topic.delete", DELETE_GROUP: "group.delete",
+    CREATE_TOPIC: "topic.create", DELETE_TOPIC: "topic.delete", ALTER_TOPIC: "topic.alter", PURGE_TOPIC: "topic.purge",
+    DELETE_GROUP: "group.delete",
     REGISTER_SCHEMA: "schema.register", DELETE_SCHEMA: "schema.delete",
     RESET_OFFSET: "offset.reset", SEEK_TO_TIMESTAMP: "offset.reset",
 }  # fmt: skip

@@ -11,7 +11,7 @@ from quintet.broker.topics.catalog import ANY, Topic
 from quintet.model.batch import Placed, RecordBatch, Row, placed
 from quintet.model.errors import BadRequest
 from quintet.model.tasks import Promise
-from quintet.protocols.flymq import codec, frames
+from quintet.protocols.flymq import codec, frames, record_requests
 from quintet.protocols.flymq.call import Call, Handler, Values, each, success
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
@@ -81,13 +81,16 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     if not sdk and ask.get("filter") == "" and "wait_ms" not in ask:
         raise OtherDialect(OTHER_DIALECT)
     size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
+    whole = call.code == frames.FETCH_RECORDS
     if offset > OFFSET_MAX:
-        return {"messages": [], "next_offset": offset}
+        return {"records" if whole else "messages": b"" if whole else [], "next_offset": offset}
     now = call.broker.scheduler.now  # of the answer: the request may have waited
 
     def encode(batches: list[RecordBatch]) -> Values | bytes:
         buffers = [batch.buffer for batch in batches]
         start = max(offset, partition.start) if buffers else offset
+        if whole:
+            return record_requests.fetched(call, partition.number, batches, start, most, size, now())
         if buffers and batches[0].length > size and (alone := _alone(batches[0], start, size, now())) is not None:
             row, following = alone
             at, _, key, value, _, _, _ = row
@@ -102,6 +105,9 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     def scan() -> None:
         if chosen is None:
             call.run(reads.fetch(partition, offset, most, size), encode)
+        elif whole:
+            rows = reads.peek(partition, offset, 0, most, chosen, now(), call.patience)
+            call.run(rows, lambda found: _filtered_records(call, partition.number, *found))
         else:
             found = reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), call.patience)
             call.run(found, lambda matches: _filtered(call, *matches))
@@ -124,6 +130,11 @@ def _filtered(call: Call, matches: list[reads.Match], following: int) -> Values:
     messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in matches)
     call.given = reads.ranges([offset for offset, _, _ in matches])
     return {"messages": messages, "next_offset": following}
+
+
+def _filtered_records(call: Call, number: int, rows: list[Row], following: int) -> Values:
+    call.given = reads.ranges([offset for offset, *_ in rows])
+    return record_requests.filtered(number, rows, following)
 
 
 def _alone(batch: RecordBatch, start: int, size: int, now: int) -> tuple[Row, int] | None:
@@ -247,6 +258,7 @@ def _txn_rollback(call: Call, ask: Values) -> Values:
 
 HANDLERS: Final[dict[int, Handler]] = {
     frames.CONSUME: _consume, frames.FETCH: _fetch, frames.CONSUME_ZERO_COPY: _consume, frames.FETCH_BINARY: _fetch,
+    frames.FETCH_RECORDS: _fetch,
     frames.PEEK: _peek, frames.FETCH_DLQ: _fetch_dlq, frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
     frames.LIST_DLQ: _list_dlq, frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed,
     frames.CANCEL_DELAYED: _cancel_delayed, frames.PRODUCE_WITH_TTL: _produce_with_ttl, frames.TXN_BEGIN: _txn_begin,

@@ -7,6 +7,8 @@ holds, in whole or in part, is answered from what is there.
 """
 
 import struct
+import sys
+from array import array
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -15,14 +17,16 @@ from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
 from quintet.kernel.items import FlyGroup
-from quintet.model.batch import RecordBatch, producer_of, set_producer
+from quintet.model.batch import RecordBatch, placed, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
 from quintet.protocols.base import Replies, SessionConnection, Slot
-from quintet.protocols.flymq import errors, frames
+from quintet.protocols.flymq import codec, errors, frames
+from quintet.protocols.records import Groups
 
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
 
 _U16: Final = struct.Struct("<H")
+_ONE_GROUP: Final = struct.Struct(">IiQIqI")  # 1, partition, offset, count, time, no order
 
 Target = Topic | QuintetError  # or why it may not be published to
 
@@ -47,13 +51,47 @@ class Run(Slot):
         self.order = order
         self.missing = len(groups)
 
+    def answer(self, dialect: frames.Dialect) -> bytes:
+        return kernel.fly_produced(self.groups, self.order, frames.BINARY)
+
+
+class RecordsRun(Run):
+    """The same of one PRODUCE_RECORDS, which is answered as a whole: with its first error, if there is one."""
+
+    __slots__ = ()
+
+    def answer(self, dialect: frames.Dialect) -> bytes:
+        errors_found = [group.error for group in self.groups if group.batch is None]
+        if errors_found:
+            return errors_found[0]
+        if len(self.groups) == 1:  # by hand, as the row in the table says: most sets go to one partition
+            _, partition, batch, _ = self.groups[0]
+            assert batch is not None
+            at = placed(batch)
+            head = frames.HEADER.pack(
+                frames.MAGIC, frames.VERSION, frames.PRODUCE_RECORDS, frames.BINARY, _ONE_GROUP.size
+            )
+            count = len(self.order) // 2
+            return head + _ONE_GROUP.pack(1, partition, at.base_offset, count, at.timestamp // 1000, 0)
+        rows = []
+        for _, partition, batch, _ in self.groups:
+            assert batch is not None
+            at = placed(batch)
+            rows.append({"partition": partition, "offset": at.base_offset, "timestamp_ms": at.timestamp // 1000})
+            rows[-1]["count"] = RecordBatch(batch).count
+        order = array("H", self.order) if len(rows) > 1 else array("H")
+        if sys.byteorder == "little":
+            order.byteswap()
+        values = {"groups": rows, "order": order.tobytes()}
+        return codec.encode_answer(frames.OPERATIONS[frames.PRODUCE_RECORDS], dialect, values, 0)
+
 
 class Producing:
     """Topics this connection may publish to, and its runs under way."""
 
     __slots__ = (
         "_broker", "_dialect", "_epoch", "_last", "_origin", "_peer", "_principal", "_replies", "_rest", "_sink", "_targets",
-        "counts",
+        "counts", "routes", "tails", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -69,13 +107,12 @@ class Producing:
         self._epoch = 0
         self._targets: dict[bytes, Target] = {}
         self.counts: dict[bytes, int] = {}  # partitions of each target, as kernel.fly_split takes them; 0: refused
+        self.tails = broker.tails
+        self.routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends and answers by itself
         self._last: Topic | None = None
         # What the turn had no time for: the run, its groups, the first of those that are left, their targets, the epoch.
         self._rest: tuple[Run, list[FlyGroup], int, list[Target], int] | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        return self._rest is not None
+        self.unfinished = False  # there is such a rest
 
     def permit(self, principal: Principal | None, origin: bytes, epoch: int) -> None:
         """Who is on the connection, from now on."""
@@ -116,6 +153,7 @@ class Producing:
 
     def forget_targets(self) -> None:
         self._targets, self.counts = {}, {}
+        self.routes.clear()
 
     def _forget(self, name: bytes) -> None:
         """Ask again at its next use: topic and rights may not be what they were."""
@@ -124,8 +162,22 @@ class Producing:
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
-    def run(self, groups: list[FlyGroup], order: bytes) -> None:
-        run = Run([Group(topic, partition, batch, b"") for topic, partition, batch, _ in groups], order)
+    def appended(self, topic: Topic, answers: bytes) -> None:
+        """The kernel has appended a run to memory topics, to this one last, and answered it."""
+        self._last = topic
+        self._replies.put(answers)
+        self._broker.tails_appended()
+
+    def run_records(self, name: bytes, found: Groups, producer_id: int, sequence: int) -> None:
+        """The record set of one PRODUCE_RECORDS."""
+        if producer_id:
+            if len(found.groups) > 1:
+                raise BadRequest("the records of an idempotent producer go to one partition", hint="name the partition")
+            set_producer(found.groups[0][1], producer_id, sequence)
+        self.run([(name, *group) for group in found.groups], found.order, RecordsRun)
+
+    def run(self, groups: list[FlyGroup], order: bytes, kind: type[Run] = Run) -> None:
+        run = kind([Group(topic, partition, batch, b"") for topic, partition, batch, _ in groups], order)
         self._replies.add(run)
         targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
         self._publish(run, groups, 0, targets, self._epoch)
@@ -136,7 +188,7 @@ class Producing:
 
     def _publish(self, run: Run, groups: list[FlyGroup], start: int, targets: list[Target], epoch: int) -> None:
         """The groups of a run, as many as the turn has time for."""
-        self._rest = None
+        self._rest, self.unfinished = None, False
         appended = self._sink.appended
         for number in range(start, len(groups)):
             name, partition, batch, count = groups[number]
@@ -155,10 +207,12 @@ class Producing:
                     if chosen != partition:
                         run.groups[number] = Group(name, chosen, batch, b"")
                     self._last = target
+                    if target.in_memory and not target.bounded and (handle := target.direct) is not None:
+                        self.routes.add(name, handle, target, True)
             except QuintetError as error:
                 self.produced(run, number, error)
             if number + 1 < len(groups) and self._sink.turn_over():
-                self._rest = (run, groups, number + 1, targets, epoch)
+                self._rest, self.unfinished = (run, groups, number + 1, targets, epoch), True
                 return
 
     def produced(self, run: Run, number: int, error: Exception | None) -> None:
@@ -169,7 +223,7 @@ class Producing:
             self._forget(topic)
         run.missing -= 1
         if not run.missing:
-            self._replies.fill(run, kernel.fly_produced(run.groups, run.order, frames.BINARY))
+            self._replies.fill(run, run.answer(self._dialect))
 
     # -- idempotent producers --------------------------------------------------------------------------------------
 
@@ -214,8 +268,8 @@ class Producing:
         first = 0
         for place, (count, there) in enumerate(pieces):
             part = rows[first : first + count]
-            values, keys = [value for _, _, _, value, *_ in part], [key for _, _, key, *_ in part]
-            made = kernel.build(values, keys, origin=self._origin)
+            _, _, keys, values, headers, expiries, _ = (list(column) for column in zip(*part, strict=True))
+            made = kernel.build(values, keys, headers, expiries=expiries, origin=self._origin)
             set_producer(made, producer.id, producer.sequence + first)
             first += count
             target = number if place == 0 else len(run.groups)

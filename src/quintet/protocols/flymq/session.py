@@ -24,14 +24,16 @@ from quintet.broker.topics.long_polls import Wait
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
+from quintet.model.errors import AuthError, BadRequest, Forbidden, PartitionNotFound, QuintetError, TooLarge
 from quintet.model.rights import Right
 from quintet.model.tasks import Done, start
+from quintet.protocols import records
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.producing import Producing
+from quintet.protocols.flymq.record_requests import is_plain
 from quintet.protocols.flymq.section import FlymqListener
 
 T = TypeVar("T")
@@ -40,13 +42,23 @@ FRESH: Final = "fresh"
 CHECKING: Final = "checking"
 READY: Final = "ready"
 
+PRODUCES: Final = (frames.PRODUCE, frames.PRODUCE_RECORDS)
+RUN_ON: Final = frozenset({*PRODUCES, frames.CREATE_TOPIC})  # do not wait for the answers before: many share one sync
 NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
 # May be answered long after the gate was passed, with what only who may still read should see.
 WAITING: Final = frozenset(
-    {frames.FETCH, frames.FETCH_BINARY, frames.CONSUME, frames.CONSUME_ZERO_COPY, frames.PEEK, frames.FETCH_DLQ}
+    {
+        frames.FETCH,
+        frames.FETCH_BINARY,
+        frames.CONSUME,
+        frames.CONSUME_ZERO_COPY,
+        frames.PEEK,
+        frames.FETCH_DLQ,
+        frames.FETCH_RECORDS,
+    }
 )
 RECORD_BYTES_MAX: Final = frames.FRAME_BYTES_MAX - (64 << 10)  # key and value: any answer that holds it fits a frame
 
@@ -154,9 +166,15 @@ class FlySession:
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break  # the request before changed it
-            items, end, fatal, unknown = kernel.fly_split(
-                view, position, self._options.frame_bytes_max, self._producing.counts, self._origin, now
-            )
+            producing = self._producing
+            split = kernel.fly_append(
+                producing.tails, producing.routes, view, position, self._options.frame_bytes_max, producing.counts, self._origin,
+                now, frames.BINARY,
+            )  # fmt: skip
+            answers, items, end, fatal, unknown, appended_to = split
+            if appended_to is not None:
+                self.operation = "PRODUCE"
+                producing.appended(appended_to, answers)
             for code, what, rest in items:
                 if isinstance(what, list):
                     assert isinstance(rest, bytes)
@@ -169,10 +187,10 @@ class FlySession:
                 self._producing.resolve(unknown)
             elif fatal:
                 self.closing = errors.FATAL[fatal]
-            elif end == position:
-                break
+            elif end in (position, len(view)):
+                return end
             position = end
-            if end < len(view) and not self.stopped:
+            if not self.stopped:
                 self._turn_over = self._sink.turn_over()
         return position
 
@@ -189,6 +207,10 @@ class FlySession:
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         raise AssertionError("FlyMQ has no push: nothing of this session subscribes to delivery")
+
+    @property
+    def unanswered(self) -> int:
+        return self._replies.waiting
 
     def congestion(self) -> int:
         if self._replies.waiting > REPLIES_WAITING_MAX:
@@ -266,7 +288,7 @@ class FlySession:
             assert self._principal is not None
             values["roles"] = list(self._principal.roles)
         else:
-            values["error"] = str(error) if isinstance(error, QuintetError) else errors.INTERNAL[1]
+            values["error"] = error.message if isinstance(error, QuintetError) else errors.INTERNAL[1]
             values["username"] = ""
             if isinstance(error, AuthError):
                 self.auth_failures += 1
@@ -302,8 +324,8 @@ class FlySession:
         """Act on the request that waits, if nothing before it is unanswered."""
         if self._next is None or self._acting or self._producing.unfinished:
             return
-        # A PRODUCE that is compressed or large does not wait for the answers to those before it.
-        if self._replies.waiting and self._next.code != frames.PRODUCE:
+        # What waits without being acted upon is PRODUCE and CREATE_TOPIC: another of these does not wait for their answers.
+        if self._replies.waiting and self._next.code not in RUN_ON:
             return
         left = self.closing is not None
         if not left and self._state is READY and self._epoch != self._broker.access.epoch:
@@ -376,6 +398,8 @@ class FlySession:
         self._permit(operation, ask)
         if len(payload) > RECORD_BYTES_MAX:
             _check_size(sum(len(ask.get(name, b"")) for name in ("key", "data", "value")))
+        if code == frames.PRODUCE_RECORDS and is_plain(ask):
+            return self._produce_records(slot, ask)
         accept = (flags & frames.ACCEPT_MASK) >> frames.ACCEPT_SHIFT
         if accept and accept not in frames.CODECS:
             raise BadRequest(f"compression {accept} is not known", hint="1 gzip, 2 lz4, 3 zstd, 4 snappy, 0 none")
@@ -392,7 +416,7 @@ class FlySession:
             accept,
             code,
         )
-        self._acting = True
+        self._acting = code != frames.CREATE_TOPIC
         self._changing = code == frames.PASSWORD_CHANGE
         answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
@@ -438,8 +462,9 @@ class FlySession:
                 return
             except QuintetError as refused:
                 error = refused
-        self._acting = self.making = False
-        self._waiting = None
+        if operation.code != frames.CREATE_TOPIC:  # otherwise a request behind it may be under way
+            self._acting = self.making = False
+            self._waiting = None
         del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
             self._not_the_owner(operation, ask)
@@ -481,6 +506,44 @@ class FlySession:
             self._elsewhere(work, partial(self._built, slot, payload, name, count))
         else:
             self._built(slot, payload, name, count, work(), None)
+
+    def _produce_records(self, slot: Slot, ask: codec.Values) -> None:
+        """A record set without schema, delay and transaction; a thread takes a large one apart."""
+        _check_size(len(ask["records"]))
+        name, asked = ask["topic"].encode(), ask["partition"]
+        count = self._producing.partitions_of(name)
+        if not -1 <= asked < count:
+            raise PartitionNotFound(f"partition {asked} out of range: topic {ask['topic']!r} has {count}")
+        work = partial(records.split, ask["records"], count, self._origin, self._now, asked)
+        if len(ask["records"]) > frames.LARGE_BYTES:
+            self._elsewhere(work, partial(self._split, slot, ask, name, count))
+        else:
+            self._split(slot, ask, name, count, work(), None)
+
+    def _split(
+        self,
+        slot: Slot,
+        ask: codec.Values,
+        name: bytes,
+        count: int,
+        made: records.Groups | None,
+        failed: Exception | None,
+    ) -> None:
+        """Its batches are there. Rights and topic may not be what they were when it was begun."""
+        self._acting = False
+        try:
+            if failed is not None:
+                self._replies.fill(slot, errors.to_frame(failed, self._options.dialect))
+            elif self._epoch != self._broker.access.epoch and not self._still_welcome():
+                raise AuthError("this user may no longer use the connection")
+            elif self._producing.counts.get(name) != count:
+                self._produce_records(slot, ask)
+            else:
+                assert made is not None
+                self._producing.run_records(name, made, ask.get("producer_id", 0), ask.get("sequence", 0))
+                self._replies.fill(slot, b"")
+        except QuintetError as refused:
+            self._replies.fill(slot, errors.to_frame(refused, self._options.dialect))
 
     def _built(
         self, slot: Slot, payload: bytes | memoryview, name: bytes, count: int, made: object, failed: Exception | None

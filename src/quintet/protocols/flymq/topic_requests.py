@@ -7,7 +7,7 @@ from quintet.broker.schemas.registry import Schema
 from quintet.broker.slices import in_order
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadRequest, LimitExceeded
-from quintet.protocols.flymq import frames
+from quintet.protocols.flymq import frames, record_requests
 from quintet.protocols.flymq.call import Call, Handler, Values, success
 from quintet.protocols.flymq.message_requests import publish
 
@@ -51,13 +51,56 @@ def _list_topics(call: Call, _ask: Values) -> Values:
     return {"topics": (topic and topic.name for topic in _visible_topics(call))}
 
 
-def _topic_metadata(call: Call, ask: Values) -> Values:
-    topic = call.topic(ask)
+def _topic_metadata(call: Call, ask: Values) -> Values | None:
+    name = ask["topic"].encode()
+    if ask.get("make") and call.broker.topics.get(name) is None:
+        call.run(_make_topic(call, ask["topic"]), _metadata_of)
+        return None
+    return _metadata_of(call.topic(ask))
+
+
+async def _make_topic(call: Call, name: str) -> Topic:
+    """As a subscription at another door makes it: for whoever may read it."""
+    call.broker.access.require(call.principal, "subscribe", name, call.peer)
+    topic = call.broker.topics.ensure(name.encode(), durable=True)
+    await topic.ready()
+    return topic
+
+
+def _metadata_of(topic: Topic) -> Values:
     rows = [
         {"id": number, "leader": 0, "oldest": partition.start, "newest": partition.visible}
         for number, partition in enumerate(topic.partitions)
     ]
     return {"topic": topic.name, "partitions": rows}
+
+
+def _alter_topic(call: Call, ask: Values) -> None:
+    retention_us = ask["retention_ms"] * 1000 if ask["retention_ms"] >= 0 else ask["retention_ms"]
+    altered = call.broker.topics.alter(ask["topic"].encode(), ask["durability"], retention_us, ask["retention_bytes"])
+
+    def properties(topic: Topic) -> Values:
+        spec = topic.spec
+        kept = {"retention_ms": spec.retention_us // 1000, "retention_bytes": spec.retention_bytes}
+        return {"partitions": len(topic.partitions), "durability": spec.durability} | kept
+
+    call.run(altered, properties)
+
+
+def _purge_topic(call: Call, ask: Values) -> None:
+    call.run(call.broker.purge_topic(ask["topic"].encode()), lambda _: success("purged"))
+
+
+def _match_topics(call: Call, ask: Values) -> None:
+    """The version counts topics made and deleted, and changes of rights, so that a client may ask often."""
+    access = call.broker.access
+    version = call.broker.topics.changes + access.epoch + 1
+    if ask["version"] == version:
+        call.answer({"version": version, "changed": False, "topics": []}, None)
+        return
+    names = call.broker.matching_topics(ask["patterns"], lambda name: access.allowed(call.principal, "subscribe", name))
+    found = call.broker.slices.finish(names, call.wanted)
+    found.then(call.then(lambda topics: {"version": version, "changed": True, "topics": topics}))
 
 
 def _cluster_metadata(call: Call, ask: Values) -> Values:
@@ -148,6 +191,12 @@ async def _judge_and_publish(call: Call, ask: Values, schema: Schema) -> Values:
     return await publish(call, ask)
 
 
+def _produce_records(call: Call, ask: Values) -> None:
+    """What the session does not publish by itself: see record_requests.is_plain."""
+    schema = _find_schema(call, ask["schema"]) if ask["schema"] else None
+    call.run(record_requests.produce_one(call, ask, schema), lambda made: made)
+
+
 def _delete_schema(call: Call, ask: Values) -> None:
     call.run(call.broker.schemas.delete(ask["topic"], ask["version"]), lambda _: success("OK"))
 
@@ -156,7 +205,9 @@ HANDLERS: Final[dict[int, Handler]] = {
     frames.CREATE_TOPIC: _create_topic, frames.METADATA: _topic_metadata, frames.LIST_TOPICS: _list_topics,
     frames.DELETE_TOPIC: _delete_topic, frames.REGISTER_SCHEMA: _register_schema, frames.GET_SCHEMA: _get_schema,
     frames.LIST_SCHEMAS: _list_schemas, frames.VALIDATE_SCHEMA: _validate_schema,
-    frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.DELETE_SCHEMA: _delete_schema,
+    frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.PRODUCE_RECORDS: _produce_records,
+    frames.DELETE_SCHEMA: _delete_schema,
     frames.CLUSTER_JOIN: _no_cluster, frames.CLUSTER_LEAVE: _no_cluster, frames.CLUSTER_STATUS: _cluster_status,
-    frames.CLUSTER_METADATA: _cluster_metadata,
+    frames.CLUSTER_METADATA: _cluster_metadata, frames.ALTER_TOPIC: _alter_topic, frames.PURGE_TOPIC: _purge_topic,
+    frames.MATCH_TOPICS: _match_topics,
 }  # fmt: skip

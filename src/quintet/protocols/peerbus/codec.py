@@ -29,6 +29,8 @@ class Frame(msgspec.Struct, rename={"sender": "from"}, gc=False):
     kind: str | UnsetType = UNSET
     body: msgspec.Raw | UnsetType = UNSET
     hmac: str | UnsetType = UNSET
+    headers: msgspec.Raw | UnsetType = UNSET
+    headers_hmac: str | UnsetType = UNSET
     type: str | UnsetType | None = UNSET
     token: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
@@ -59,9 +61,11 @@ def check_envelope(frame: Frame, data: bytes) -> None:
         )
     if frame.type is not UNSET or frame.token is not UNSET or frame.name is not UNSET or _encode(frame) != data:
         envelope.parse(data, strict=False)  # no member twice, none spelled with escapes
-        unknown = _NAMES.decode(data).keys() - set(envelope.MEMBERS)
+        unknown = _NAMES.decode(data).keys() - set(envelope.MEMBERS) - set(envelope.OPTIONAL)
         if unknown:
             raise ProtocolError(f"an envelope has {len(unknown)} members that it should not have")
+    if (frame.headers is UNSET) is not (frame.headers_hmac is UNSET):
+        raise ProtocolError("headers and headers_hmac are members of an envelope together, or neither is")
     check_depth(data, frames.BODY_DEPTH_MAX + 1)
 
 

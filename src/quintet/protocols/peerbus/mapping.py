@@ -17,14 +17,15 @@ import unicodedata
 from collections.abc import Container
 from typing import Final
 
-from msgspec import json
+from msgspec import UNSET, json
 
 from quintet.broker.doors.mailbox import ORIGIN_PREFIX, TOPIC_PREFIX
 from quintet.broker.topics.catalog import IDENTITY_BYTES
 from quintet.model import envelope
-from quintet.model.batch import Row
+from quintet.model.batch import Header, Row
 from quintet.model.errors import BadName, ProtocolError
 from quintet.model.strict_json import deeper
+from quintet.protocols import records
 from quintet.protocols.peerbus import codec, frames
 
 SOURCE: Final = "quintet"
@@ -67,7 +68,7 @@ def is_everyone(to: str, data: bytes) -> bool:
 def delivery(row: Row, identity: str, partition: int, name: str, secret: bytes, bytes_max: int) -> tuple[str, bytes]:
     """(delivery key, envelope) of a record in the mailbox of `name`, a topic of this identity. What is made here has at most `bytes_max` bytes: what a
     peer cannot read would be the end of its every connection."""
-    offset, timestamp, key, value, _, _, origin = row
+    offset, timestamp, key, value, headers, _, origin = row
     if origin.startswith(ORIGIN_PREFIX) and key is not None and value is not None:
         id = key.decode()
         if _EVERYONE in value and codec.decode(value).to == envelope.EVERYONE:
@@ -78,12 +79,23 @@ def delivery(row: Row, identity: str, partition: int, name: str, secret: bytes, 
     ts = envelope.rfc3339(min(max(timestamp, 0), _LAST_US))
     size = len(value or b"")
     if size <= bytes_max:
-        made = envelope.sign(secret, id=id, sender=sender, to=name, ts=ts, body=body_of(value), source=SOURCE)
+        made = envelope.sign(
+            secret, id=id, sender=sender, to=name, ts=ts, body=body_of(value), source=SOURCE, headers=headers
+        )
         if len(made) <= bytes_max:
             return id, made
     place = {"topic": TOPIC_PREFIX + name, "partition": partition, "offset": offset, "bytes": size}
     body = json.encode({"too_large": place})
     return id, envelope.sign(secret, id=id, sender=sender, to=name, ts=ts, body=body, source=SOURCE)
+
+
+def headers_of(frame: codec.Frame) -> tuple[Header, ...]:
+    """The headers of an envelope. ProtocolError, or what records.check raises, if no record may have them."""
+    if frame.headers is UNSET:
+        return ()
+    found = envelope.headers_of(bytes(frame.headers))
+    records.check(found)
+    return found
 
 
 def body_of(value: bytes | None) -> bytes:

@@ -25,10 +25,10 @@ from quintet.broker.identity.access import Principal
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError
+from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError, message_of
 from quintet.protocols.base import FLOWING, WAIT, SessionConnection
 from quintet.protocols.peerbus import codec, errors, frames
-from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_reserved
+from quintet.protocols.peerbus.mapping import check_peer_name, delivery, headers_of, is_everyone, is_reserved
 
 FRESH: Final = "fresh"
 BINDING: Final = "binding"
@@ -188,6 +188,10 @@ class PeerSession:
             else:
                 out.append(codec.deliver(key, value))
 
+    @property
+    def unanswered(self) -> int:
+        return self._asked
+
     def congestion(self) -> int:
         return WAIT if self._asked > ASKED_MAX or self._broker.overloaded() else FLOWING
 
@@ -226,7 +230,7 @@ class PeerSession:
             if self._state is FRESH:
                 self.close(errors.MALFORMED)
             else:
-                self._broker.peers.drop("bad_envelope", self._mailbox, str(error))
+                self._broker.peers.drop("bad_envelope", self._mailbox, message_of(error))
             return
         self.operation = "envelope" if frame.type is UNSET or frame.type not in frames.CONTROL else frame.type or ""
         if self._state is FRESH:
@@ -325,8 +329,9 @@ class PeerSession:
         everyone = is_everyone(to, data)
         try:
             codec.check_envelope(frame, data)
-        except ProtocolError as error:
-            peers.drop("bad_envelope", sender, str(error))
+            headers = headers_of(frame)
+        except QuintetError as error:
+            peers.drop("bad_envelope", sender, message_of(error))
             return
         # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
         # With its deliver frame around it, it is no larger than what a peer may be sent.
@@ -345,9 +350,9 @@ class PeerSession:
             return
         # Document, 3, "Broker routing": routed by the name of the connection; a broadcast has a row for each recipient.
         if recipient is None:
-            peers.broadcast(sender, self._principal, id, data)
+            peers.broadcast(sender, self._principal, id, data, headers)
         else:
-            peers.send(sender, recipient, id, data)
+            peers.send(sender, recipient, id, data, headers)
 
     def _fault(self, id: str, to: str, frame: codec.Frame, size: int, fits: bool) -> str:
         """What is wrong with an envelope that has all members."""

@@ -1,0 +1,99 @@
+"""The kernel appends by itself only what Python would allow at that moment, at every door that lets it.
+
+Each test first shows that the second publish of a connection does go the direct way (`Tails.published` counts it), then takes
+the permission away.
+"""
+
+from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.topics.catalog import Topic
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
+from quintet.log.base import Durability
+from quintet.protocols.blipmq.session import BlipSession
+from quintet.protocols.fast import errors as fast_errors
+from quintet.testing.line import Peer, SimBroker
+from tests.protocols.fast.helpers import DEMO, FastSim, token
+from tests.protocols.flymq.helpers import Client, configure, make_sim
+from tests.wire import blipmq
+from tests.wire import fast as wire
+
+MEMORY = BrokerOptions(topics=TopicPolicy([TopicRule("*")], "memory"))
+BOUNDED = BrokerOptions(topics=TopicPolicy([TopicRule("*")], "memory", queue_messages_max=3))
+
+
+def direct(sim: SimBroker, topic: Topic) -> int:
+    """Records that the kernel appended by itself, as long as it may."""
+    return sim.broker.tails.published(topic.direct) if topic.direct is not None else -1
+
+
+def test_flymq_produces_go_the_direct_way_until_rights_change() -> None:
+    sim = make_sim(MEMORY)
+    client = Client(sim, "paula")
+    assert client.produce("demo", b"a") == [0]
+    assert client.produce("demo", b"b", b"c") == [1, 2]
+    topic = sim.broker.topics.find(b"demo")
+    assert direct(sim, topic) == 2
+    configure(sim, {"paula": ("consumer",), "conny": ("consumer",)})
+    assert client.refused("PRODUCE", topic="demo", key=b"", value=b"d", partition=-1)
+    assert direct(sim, topic) == 2
+    assert Client(sim, "conny").values("demo") == [b"a", b"b", b"c"]
+
+
+def test_flymq_produces_to_a_deleted_topic_reach_the_new_one_only() -> None:
+    sim = make_sim(MEMORY)
+    client = Client(sim, "admin")
+    client.produce("demo", b"a")
+    client.produce("demo", b"b")
+    client.ask("DELETE_TOPIC", topic="demo")
+    assert client.produce("demo", b"c") == [0]
+    assert client.values("demo") == [b"c"]
+
+
+def test_a_rotated_key_closes_the_direct_way_of_all_connections() -> None:
+    sim = FastSim()
+    ann = token()
+    peer, owner = sim.peer(wire.create(ann, b"demo"), extended=True), sim.peer(extended=True)
+    for value in (b"a", b"b"):
+        assert [reply.code for reply in peer.ask(wire.publish(ann, DEMO, value))] == [0]
+    topic = sim.broker.topics.find(b"demo")
+    assert direct(sim, topic) == 1
+    assert [reply.code for reply in owner.ask(wire.rotate_key(ann, DEMO, b"k2"))] == [0]
+    assert [reply.code for reply in peer.ask(wire.publish(ann, DEMO, b"c"))] == [fast_errors.KEY]
+    fresh = token(key="k2")
+    for value in (b"d", b"e"):
+        assert [reply.code for reply in peer.ask(wire.publish(fresh, DEMO, value))] == [0]
+    assert direct(sim, topic) == 1
+    assert topic.published == 4
+
+
+def blip(sim: SimBroker) -> Peer:
+    def make(broker: Broker, sink: Peer, now: int) -> BlipSession:
+        return BlipSession(broker, sink, now)
+
+    peer = Peer(sim, make)
+    peer.exchange(blipmq.hello(1, 1) + blipmq.auth(2, b"dev-key"))
+    return peer
+
+
+def test_a_bounded_queue_is_asked_before_each_publish_that_must_be_kept() -> None:
+    sim = SimBroker(options=BOUNDED)
+    peer = blip(sim)
+    for number in (1, 2):
+        assert peer.exchange(blipmq.publish(number, b"demo", b"x", 1) + blipmq.ping(9)) == blipmq.pong(9)
+    topic = sim.broker.topics.find(b"demo")
+    assert direct(sim, topic) == 1
+    peer.exchange(blipmq.subscribe(3, b"demo", 1))
+    for number in range(3):
+        assert peer.exchange(blipmq.publish(number, b"demo", b"x", 1) + blipmq.ping(9)) == blipmq.pong(9)
+    refused, pong = blipmq.frames_of(peer.exchange(blipmq.publish(7, b"demo", b"x", 1) + blipmq.ping(9)))
+    assert (refused.kind, refused.id, pong.kind) == (blipmq.NACK, 7, blipmq.PONG)
+    assert direct(sim, topic) == 0
+
+
+def test_a_durable_use_of_a_memory_topic_writes_no_row_if_it_stays_so() -> None:
+    """Control: where it means os, the topic is held until its row is written."""
+    cases: tuple[tuple[Durability, bool], ...] = (("memory", False), ("os", True))
+    for durable, waits in cases:
+        sim = SimBroker(options=BrokerOptions(topics=TopicPolicy([TopicRule("*")], durable)))
+        topic = sim.broker.topics.ensure(b"demo", durable=False)
+        sim.broker.topics.ensure(b"demo", durable=True)
+        assert (topic.in_memory, topic.waiting) == (True, waits)
