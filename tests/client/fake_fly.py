@@ -51,6 +51,8 @@ async def polite(peer: FlyPeer, operation: frames.Operation, ask: Fields) -> Non
         peer.answer(name, offset=0, generation=1, assigned=[{"partition": 0, "offset": 0}])
     elif name == "COMMIT":
         peer.answer(name, success=True, message="")
+    elif name == "FETCH_RECORDS":  # an older broker
+        peer.error("E1101", f"unknown opcode: {operation.code}")
     elif name == "FETCH":
         await asyncio.sleep(0.01)
         peer.answer(name, messages=[], next_offset=ask["offset"])

@@ -17,8 +17,8 @@ from quintet.protocols.doors import DOORS
 from tests import forks
 
 START_S = 30
-STOP_S = 15
-PORT_TRIES = 20
+STOP_S = 60
+PORT_TRIES = 60
 PORT_WAIT_S = 0.5
 
 
@@ -29,7 +29,8 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
-        self.ports = {door.name: 0 for door in DOORS} | {"flight": 0}
+        self.console = ""  # its address
+        self.ports = {door.name: 0 for door in DOORS} | {"flight": 0, "console": 0, "admin": 0}
         self._process: forks.Forked | subprocess.Popen[bytes] | None = None
 
     @property
@@ -89,7 +90,6 @@ class Server:
         ports = {
             f"QUINTET_LISTENERS__{name.upper().replace('-', '_')}__PORT": str(port) for name, port in self.ports.items()
         }
-        ports["QUINTET_LISTENERS__ADMIN__PORT"] = "0"
         with (self.folder / "server.log").open("ab") as log:
             self._process = forks.start(
                 ["serve", "--dev", "--data", str(self.folder / "data"), "--print-ready"],
@@ -108,6 +108,7 @@ class Server:
         listeners = json.loads(line)["listeners"]
         self.ports = {name: int(listeners.get(name, ":0").rpartition(":")[2]) for name in self.ports}
         self.port = self.ports["blipmq"]
+        self.console = str(listeners.get("console", ""))
         return True
 
     def kill(self) -> None:

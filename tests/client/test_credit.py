@@ -13,15 +13,15 @@ from quintet.client.blocking import sync
 from quintet.client.core import errors
 from tests.client.server import Server, running
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 0.6
 JOBS = 4
 DOORS = ["blipmq", "felix", "felix durable", "felix group"]
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
-    """A broker that waits 0.3 s for an acknowledgement, three times."""
-    settings = {"PUSH_TIMEOUT_SECONDS": "0.3", "ATTEMPTS_MAX": "3", "RETRY_BACKOFF_SECONDS": "0.1"}
+    """A broker that waits TIMEOUT_S for an acknowledgement, three times."""
+    settings = {"PUSH_TIMEOUT_SECONDS": str(TIMEOUT_S), "ATTEMPTS_MAX": "3", "RETRY_BACKOFF_SECONDS": "0.1"}
     with running(**{f"QUINTET_DELIVERY__{name}": value for name, value in settings.items()}) as server:
         yield server
 
@@ -72,8 +72,8 @@ async def test_working_and_nack(hasty: Server, topic: str, door: str) -> None:
     async with quintet.connect(url) as bus, bus.subscribe(topic, prefetch=1, **kind) as sub:
         await bus.publish_batch(topic, ["long", "next"])
         msg = await sub.get()
-        for _ in range(3):
-            await asyncio.sleep(TIMEOUT_S * 0.5)
+        for _ in range(4):
+            await asyncio.sleep(TIMEOUT_S * 0.3)
             await msg.working()
         await msg.nack(delay=0.5)
         msg = await sub.get()
@@ -103,10 +103,9 @@ async def test_a_message_that_fails_each_time_is_a_dead_letter(
                 if msg.text() == "bad":
                     raise ValueError("cannot do it")
         assert sorted(seen) == ["bad", "bad", "bad", "good"]
-        for _ in range(100):
-            if letters := await dead_letters(hasty, topic):
-                break
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            while not (letters := await dead_letters(hasty, topic)):
+                await asyncio.sleep(0.05)
         assert [(letter["data"], letter["retries"]) for letter in letters] == [(b"bad", 3)]
 
 

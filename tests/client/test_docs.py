@@ -29,10 +29,11 @@ COMMANDS = re.findall(r"^\$ (.*)\n(.*)$", GUIDE.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_program(program: str, server: Server) -> None:
+def test_program(program: str, own_server: Server) -> None:
+    """On a broker of its own: programs use the same names of topics."""
     assert any(default in program for default in DEFAULTS)
     for default, name in DEFAULTS.items():
-        program = program.replace(default, getattr(server, name))
+        program = program.replace(default, getattr(own_server, name))
     command = [sys.executable, "-W", "error", "-c", program]
     environment = {**os.environ, SECRET_VARIABLE: "a secret that peers share, of 32 bytes"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)

@@ -30,7 +30,7 @@ def test_nack(code: int, text: str, kind: type[QuintetError], builtin: type[Exce
     assert type(error) is kind
     assert isinstance(error, builtin)
     assert error.retryable is retryable
-    assert str(error) == f"{text} (NACK {code})"
+    assert error.message == f"{text} (NACK {code})"
 
 
 def test_codes_are_unique() -> None:
@@ -51,4 +51,4 @@ def test_codes_are_unique() -> None:
 def test_builtins(kind: type[QuintetError], builtin: type[Exception]) -> None:
     error = kind("what happened", hint="what to do")
     assert isinstance(error, builtin)
-    assert (str(error), error.hint) == ("what happened", "what to do")
+    assert (str(error), error.hint) == ("what happened (what to do)", "what to do")

@@ -96,7 +96,7 @@ async def test_competing_subscribers_share(server: Server, topic: str) -> None:
                     got.extend(batch.values)
 
             readers = [asyncio.create_task(read(sub)) for sub in (one, two)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(got) < 100:
                     await asyncio.sleep(0.01)
             for reader in readers:
@@ -149,7 +149,7 @@ async def test_rotation_and_renewal(server: Server, topic: str) -> None:
         await queues.create(topic)
         async with bus.subscribe(topic) as sub:
             await queues.rotate(topic, "k2")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not events:
                     await asyncio.sleep(0.01)
             assert events == [KeyUpdate(topic, "k2")]
@@ -186,7 +186,7 @@ async def test_it_comes_back(own_server: Server) -> None:
 
 async def test_the_other_operations_are_refused_before_anything_is_sent(server: Server, topic: str) -> None:
     async with quintet.connect(server.fast) as bus:
-        for option in ({"key": "k"}, {"ttl": 1.0}, {"partition": 0}, {"headers": {"a": "b"}}, {"delay": 1.0}):
+        for option in ({"partition": 0}, {"schema": "s"}, {"delay": 1.0}):
             with pytest.raises(Unsupported):
                 await bus.publish(topic, b"x", **option)
         with pytest.raises(Unsupported):
@@ -210,7 +210,7 @@ def test_urls() -> None:
 @pytest.mark.parametrize("code", wire.CODES)
 def test_every_code_has_an_error(code: int) -> None:
     error = fast.error_of(code, b"because")
-    assert str(error) == f"because (ERROR {code})"
+    assert error.message == f"because (ERROR {code})"
     assert type(error) in ALL
     assert error.retryable is (code == wire.UNAVAILABLE)
     assert wire.CODES[code] in str(fast.error_of(code, b""))
@@ -278,7 +278,7 @@ async def test_what_is_no_packet_ends_the_connection(data: bytes) -> None:
 
     async with lying(script) as url, quintet.connect(url) as bus:
         with pytest.raises(ProtocolError):
-            await bus.publish("q", b"x", timeout=5)
+            await bus.publish("q", b"x", timeout=30)
 
 
 async def test_a_late_answer_to_a_publish_is_not_taken_for_the_next_ones() -> None:
@@ -348,7 +348,7 @@ async def test_an_end_that_crosses_a_renewal_is_not_its_answer() -> None:
 
     async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q") as sub:
         await bus.request("RENEW", token="u")
-        assert (await asyncio.wait_for(sub.get(), 5)).value == b"after"
+        assert (await asyncio.wait_for(sub.get(), 30)).value == b"after"
         assert sub.reconnects == 0
 
 
@@ -362,7 +362,7 @@ async def test_an_end_that_crosses_a_renewal_that_is_refused_is_the_end() -> Non
         with pytest.raises(WrongKey):
             await Queues(bus).renew("u")
         with pytest.raises(SubscriptionEnded):
-            await asyncio.wait_for(sub.get(), 5)
+            await asyncio.wait_for(sub.get(), 30)
 
 
 async def test_a_link_that_refuses_a_renewal_does_not_keep_others_from_theirs() -> None:
@@ -413,7 +413,7 @@ async def test_the_token_is_shown_once_and_again_when_it_changes() -> None:
         await bus.publish("q", b"1")
         await bus.publish("q", b"2")
         renewal = asyncio.create_task(Queues(bus).renew("u"))
-        await asyncio.wait_for(shown.wait(), 5)
+        await asyncio.wait_for(shown.wait(), 30)
         await bus.publish("q", b"3")
         await renewal
         await bus.publish("q", b"4")

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from quintet.client.links import felix, felix_batches
 from quintet.client.links.felix_source import Lagged, Names
 from quintet.model.errors import QuintetError
 from quintet.protocols.felix import codec, frames
+from tests.client.fake import until
 from tests.client.fake_felix import FakeFelix, Message, fake
 from tests.wire import felix as wire
 
@@ -50,12 +50,6 @@ def friendly(server: FakeFelix, stream: int, message: Message) -> None:
 
 def kinds(server: FakeFelix) -> list[str]:
     return [message["type"] for message in server.heard]
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_server_that_says_no_flags_gets_what_the_first_version_had(tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from quintet.client.core.errors import (
 from quintet.client.links import quic
 from quintet.client.links.felix_source import Lagged
 from quintet.protocols.felix import frames
+from tests.client.fake import until
 from tests.client.fake_felix import FakeFelix, Message, fake
 from tests.client.server import Server
-from tests.client.test_felix_fake import events, friendly, kinds, until
+from tests.client.test_felix_fake import events, friendly, kinds
 from tests.wire import felix as wire
 
 
@@ -387,7 +388,7 @@ async def test_a_key_that_came_back_is_not_told_to_be_gone(tmp_path: Path) -> No
     ):
         assert (await changes.get()).version == 1
         server.endpoint.shut(server.connection, 0x53, b"shutting down")
-        assert (await changes.get(timeout=10)).version == 2
+        assert (await changes.get(timeout=30)).version == 2
         with pytest.raises(quintet.errors.Timeout):
             await changes.get(timeout=0.5)
 

@@ -88,8 +88,6 @@ async def test_start(server: Server, topic: str) -> None:
             bus.subscribe(topic, group="g", start="somewhere")
         with pytest.raises(ValueError, match="group="):
             bus.subscribe(topic, member="m")
-        with pytest.raises(errors.TopicNotFound):
-            await bus.subscribe("no such topic", group="g").open()
 
 
 async def drain(sub: Subscription, into: list[int], stop: asyncio.Event) -> None:
@@ -277,9 +275,8 @@ async def test_what_each_door_lacks(server: Server, url: str, topic: str) -> Non
             await bus.publish(topic, "x")
             msg = await sub.get()
             assert (msg.partition, msg.offset, msg.redelivered) == (None, None, None)
-            with pytest.raises(errors.Unsupported, match="retry"):
-                async with msg.process(retry=1):
-                    pass
+            async with msg.process(retry=1):
+                pass
     async with quintet.connect(server.fly) as bus:
         with pytest.raises(errors.Unsupported, match="resume"):
             bus.subscribe(topic, resume=1)

@@ -8,18 +8,6 @@ import pytest
 import quintet
 
 SERVER = ("quintet.server", "quintet.net", "quintet.broker", "quintet.log", "quintet.delivery", "quintet.config")
-HEAVY = (
-    "asyncio",
-    "ssl",
-    "msgspec",
-    "click",
-    "rich",
-    "pydantic",
-    "fastapi",
-    "uvloop",
-    "quintet.kernel",
-    "quintet.client",
-)
 
 
 def loaded(code: str) -> set[str]:
@@ -29,7 +17,8 @@ def loaded(code: str) -> set[str]:
 
 
 def test_import_quintet_loads_nothing() -> None:
-    assert not loaded("import quintet").intersection(HEAVY)
+    """One module, whatever else is installed."""
+    assert loaded("import quintet") - loaded("pass") == {"quintet"}
 
 
 @pytest.mark.parametrize("code", ["import quintet; quintet.connect", "import quintet; quintet.sync.connect"])

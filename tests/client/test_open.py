@@ -28,12 +28,12 @@ async def test_a_failed_open_is_told_and_can_be_repeated(own_server: Server, mon
     async with AsyncExitStack() as stack:
         subs: list[Subscription] = []
         for url, topic, options in doors:
-            bus = await stack.enter_async_context(quintet.connect(url, timeout=1))
+            bus = await stack.enter_async_context(quintet.connect(url, timeout=30))
             if url == server.fly:
                 await bus.request("CREATE_TOPIC", topic="t", partitions=1)
             if url == fast:
                 await Queues(bus).create("t")
-            subs.append(bus.subscribe(topic, **options))
+            subs.append(bus.subscribe(topic, timeout=1, **options))
         server.kill()
         await asyncio.sleep(0.3)  # until the connections that are shared with publishing know of it
 
@@ -41,13 +41,13 @@ async def test_a_failed_open_is_told_and_can_be_repeated(own_server: Server, mon
             with pytest.raises(errors.QuintetError):
                 await sub.open()
             with pytest.raises(errors.QuintetError) as caught:
-                await sub.get(timeout=20)
+                await sub.get(timeout=30)
             assert "waiting for a message" not in str(caught.value)
 
         await asyncio.gather(*(told(sub) for sub in subs))
         server.start()
         for sub in subs:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         await sub.open()

@@ -151,7 +151,7 @@ async def test_iterating_opens_and_the_bus_closes(url: str, topic: str) -> None:
     with pytest.raises(Closed):
         await sub.get()
     with pytest.raises(Closed):
-        await (await asyncio.wait_for(waiting, 1)).ack()
+        await (await asyncio.wait_for(waiting, 30)).ack()
 
 
 async def test_a_slow_reader_stops_the_socket(url: str, topic: str) -> None:

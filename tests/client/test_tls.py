@@ -104,4 +104,4 @@ async def test_fast_and_peerbus(tmp_path: Path, topic: str, monkeypatch: pytest.
             with pytest.raises(ConnectionLost, match="TLS"):
                 await quintet.peer(url.partition("&ca=")[0]).open()
             with pytest.raises(ConnectionLost):
-                await quintet.peer(server.peer("alice", lines=lines), timeout=5).open()
+                await quintet.peer(server.peer("alice", lines=lines), timeout=30).open()

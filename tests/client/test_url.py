@@ -1,5 +1,7 @@
 """URLs: which door they name, and what is said about wrong ones."""
 
+from urllib.parse import quote
+
 import pytest
 
 import quintet
@@ -116,3 +118,27 @@ def test_a_slip_is_put_right(slip: str, meant: str) -> None:
     with pytest.raises(BadUrl) as caught:
         parse(f"{slip}://h")
     assert f"did you mean {meant}://?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("secret", "says"),
+    [
+        ("pa/ss", "/ as %2F"),
+        ("pa?ss", "? as %3F"),
+        ("pa#ss", "# as %23"),
+        ("[x", "[ as %5B"),
+        ("a/b#c", "/ as %2F and # as %23"),
+    ],
+)
+def test_a_reserved_character_in_a_password_is_explained(secret: str, says: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        parse(f"flymq://admin:{secret}@127.0.0.1:9092?dialect=sdk")
+    assert says in str(caught.value)
+    assert secret not in str(caught.value)
+    assert parse(f"flymq://admin:{quote(secret, safe='')}@127.0.0.1").secret == secret
+
+
+def test_an_at_sign_in_a_file_name_is_no_password() -> None:
+    assert parse("flymqs://u:p@h?ca=me@home.pem").ca == "me@home.pem"
+    with pytest.raises(BadUrl, match="#"):
+        parse("flymq://u:p@h#there")

@@ -9,7 +9,13 @@
     push.py           the source whose server delivers by itself
     group.py          the source that asks: membership of a group and commits; fetcher.py has its questions, partition.py its counts
     reading.py        reads by offset and by time, without a subscription
+    many.py           the source of several topics: a list, or a pattern that the broker matches
+    consuming.py      handlers for a subscription: workers, retries, dead letters, a graceful stop
+    asking.py         requests and replies
     transaction.py    all or nothing
+    telemetry.py      whether a bus has spans and metrics; traced.py has the classes that make them, spans.py what they say
+    values.py         bytes, text, JSON and models, both ways
+    quiet.py          keeps the loggers of libraries underneath silent
     message.py        what users get: Ack, Message, MessageBatch
     base.py           what a door must offer (ClientConnection), and a connection that comes back by itself (Channel)
     publishing.py     the publish queue of all doors: calls of one turn, their time-outs and their outcomes

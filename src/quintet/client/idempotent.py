@@ -20,7 +20,7 @@ from typing import Final
 
 from quintet.client.core.base import Channel, FetchConnection
 from quintet.client.core.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
-from quintet.client.core.publishing import ANY, FAILURES_KEPT_MAX, Load, Outcome
+from quintet.client.core.publishing import ANY, FAILURES_KEPT_MAX, Load, Outcome, part_of
 from quintet.model.errors import QuintetError
 from quintet.model.keys import fnv1a
 
@@ -38,11 +38,12 @@ def split(load: Load, partitions: Sequence[int]) -> list[Load]:
     places: dict[int, list[int]] = {}
     for at, partition in enumerate(partitions):
         places.setdefault(partition, []).append(at)
-    values, keys = load.values, load.keys
+    values, keys, headers = load.values, load.keys, load.headers
     return [
         load._replace(
             values=[values[at] for at in numbers],
             keys=None if keys is None else [keys[at] for at in numbers],
+            headers=None if headers is None else [headers[at] for at in numbers],
             partition=partition,
         )
         for partition, numbers in places.items()
@@ -70,11 +71,7 @@ class _Piece:
         count = len(places)
         load = self.load
         self.places += places
-        self.load = load._replace(
-            values=load.values[count:],
-            keys=None if load.keys is None else load.keys[count:],
-            sequence=load.sequence + count,
-        )
+        self.load = part_of(load, count, len(load.values))._replace(sequence=load.sequence + count)
 
 
 class Sequencer:

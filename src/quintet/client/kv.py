@@ -9,7 +9,7 @@ asked again; a write is not, because it may have been done: ConnectionLost says 
 
 import asyncio
 import base64
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -17,7 +17,8 @@ from zlib import crc32
 
 from quintet.client.core.base import Channel, ClientConnection, Fields, RequestConnection, Setup, Silent, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, Timeout, VersionConflict
-from quintet.client.core.message import log, to_bytes
+from quintet.client.core.message import log
+from quintet.client.core.values import encode
 from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
@@ -149,6 +150,19 @@ class Cache:
         found = await self._many(asked, timeout)
         return {key: entry[0] for key, entry in zip(asked, found, strict=True) if entry is not None}
 
+    async def keys(self, *, prefix: str = "", timeout: float | None = None) -> AsyncIterator[str]:
+        """The keys that begin with `prefix`, in the order of their bytes, page by page. What is put or deleted meanwhile may
+        or may not be among them."""
+        after, more = "", True
+        while more:
+            fields: Fields = {"prefix": prefix, "after": after}
+            answer = await self._ask("cache_keys", prefix, fields, timeout, again=True)
+            page, more = answer.get("keys", []), bool(answer.get("more"))
+            for key in page:
+                yield str(key)
+            after = page[-1] if page else after
+            more = more and bool(page)
+
     async def put(
         self,
         key: str,
@@ -163,7 +177,7 @@ class Cache:
         ttl         seconds after which it is gone; None: never
         if_version  only if the key is at this version (0: only if it is not there), else VersionConflict
         """
-        fields: Fields = {"key": key, "value": to_bytes(value), "ttl_ms": _ttl_ms(ttl)}
+        fields: Fields = {"key": key, "value": encode(value, self._name), "ttl_ms": _ttl_ms(ttl)}
         if if_version is not None:
             fields["if_version"] = if_version
         return int((await self._ask("cache_put", key, fields, timeout)).get("version", 0))

@@ -17,6 +17,7 @@ from quintet.client.manage_access import ManageAccess
 
 PAGE_MESSAGES: Final = 500  # dead letters or audit events asked for at once
 AT_ONCE: Final = 500  # requests on their way to the broker
+AS_IT_IS: Final = -1  # a property of a topic that is not changed
 LATEST: Final = 0  # the version of a schema
 
 
@@ -38,6 +39,17 @@ class TopicInfo:
     def messages(self) -> int:
         """How many offsets are kept; messages that expired or were compacted away count too."""
         return sum(each.newest - each.oldest for each in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProperties:
+    """What a topic promises and keeps; 0: no limit."""
+
+    name: str
+    partitions: int
+    durability: str
+    retention_ms: int
+    retention_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +176,34 @@ class Manage(ManageAccess):
             "CREATE_TOPIC", topic=name, partitions=partitions, **(options if any(options.values()) else {})
         )
         return bool(found["message"] != "exists")
+
+    async def alter_topic(
+        self,
+        name: str,
+        *,
+        durability: str = "",
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+    ) -> TopicProperties:
+        """Change what is given (0: no limit), leave the rest; what the topic has now."""
+        found = await self._ask(
+            "ALTER_TOPIC",
+            topic=name,
+            durability=durability,
+            retention_ms=AS_IT_IS if retention_ms is None else retention_ms,
+            retention_bytes=AS_IT_IS if retention_bytes is None else retention_bytes,
+        )
+        return TopicProperties(
+            name, found["partitions"], found["durability"], found["retention_ms"], found["retention_bytes"]
+        )
+
+    async def purge_topic(self, name: str) -> None:
+        """Remove all its messages. Its offsets go on, and so do the groups and subscriptions that read it."""
+        await self._ask("PURGE_TOPIC", topic=name)
+
+    async def matching(self, *patterns: str) -> list[str]:
+        """Names of the topics one may read that match one of the patterns: `shop.*`, or `regex:` and an expression of RE2."""
+        return list((await self._ask("MATCH_TOPICS", patterns=list(patterns), version=0))["topics"])
 
     async def delete_topic(self, name: str) -> bool:
         """Whether there was one."""

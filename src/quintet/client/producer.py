@@ -13,8 +13,10 @@ from typing import Final
 
 from quintet.client.core.base import Channel, deadline
 from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
-from quintet.client.core.message import key_bytes, to_bytes
+from quintet.client.core.headers import Encoded, HeadersGiven, encode_headers
+from quintet.client.core.message import key_bytes
 from quintet.client.core.publishing import ANY, Load, Outcome
+from quintet.client.core.values import encode
 from quintet.client.idempotent import Sequencer, split
 from quintet.model.errors import QuintetError
 
@@ -54,6 +56,7 @@ class Producer:
         self._buffer: list[bytes] = []
         self._keys: list[bytes | None] | None = None  # of the buffer, from the first that has one on
         self._partitions: list[int] | None = None  # alike
+        self._headers: list[Encoded] | None = None  # alike
         self._buffer_bytes = 0
         self._waiting = 0  # messages sent and not confirmed, buffer included
         self._waiting_bytes = 0
@@ -94,7 +97,14 @@ class Producer:
         """Messages the server has confirmed (QoS 1) or the socket has taken (QoS 0)."""
         return self._confirmed
 
-    def send(self, value: object, *, key: str | bytes | None = None, partition: int | None = None) -> None:
+    def send(
+        self,
+        value: object,
+        *,
+        key: str | bytes | None = None,
+        partition: int | None = None,
+        headers: HeadersGiven | None = None,
+    ) -> None:
         """Buffer one message. Backpressure, with nothing buffered, when a bound is reached."""
         if self._closed:
             raise Closed("the producer is closed", hint="send inside its `with` block")
@@ -104,10 +114,11 @@ class Producer:
                 f"{self._waiting} messages ({self._waiting_bytes} bytes) wait for the server",
                 hint="`await producer.ready()` and send again, or give the producer more max_bytes",
             )
-        data = to_bytes(value)
-        if len(data) > self._value_bytes_max:
-            raise too_large(len(data), self._value_bytes_max)
+        data = encode(value, self._topic)
         size = len(data) + SEND_OVERHEAD_BYTES
+        encoded = encode_headers(headers)
+        if len(data) + len(encoded) > self._value_bytes_max:
+            raise too_large(len(data), self._value_bytes_max - len(encoded))
         if key is not None or partition is not None:
             size += self._route(key, partition)
         else:
@@ -115,6 +126,11 @@ class Producer:
                 self._keys.append(None)
             if self._partitions is not None:
                 self._partitions.append(ANY)
+        if encoded or self._headers is not None:
+            if self._headers is None:
+                self._headers = [b""] * len(self._buffer)
+            self._headers.append(encoded)
+            size += len(encoded)
         self._buffer.append(data)
         self._buffer_bytes += size
         self._waiting += 1
@@ -170,7 +186,7 @@ class Producer:
             return
         loads, size = self._routed(), self._buffer_bytes
         self._buffer, self._buffer_bytes = [], 0
-        self._keys = self._partitions = None
+        self._keys = self._partitions = self._headers = None
         for load in loads:
             # all bytes are counted with the first load: only their sum matters
             task = self._loop.create_task(self._deliver(load, size))
@@ -180,7 +196,7 @@ class Producer:
 
     def _routed(self) -> list[Load]:
         """The buffer as loads of one partition each, in order within it."""
-        whole = self._load._replace(values=self._buffer, keys=self._keys)
+        whole = self._load._replace(values=self._buffer, keys=self._keys, headers=self._headers)
         if self._sequencer is not None:
             return self._sequencer.split(whole, self._partitions)
         return [whole] if self._partitions is None else split(whole, self._partitions)
@@ -219,7 +235,7 @@ class Producer:
         self._failed += refused
         for failure in failures[: ERRORS_KEPT_MAX - len(self._errors)]:
             error = DeliveryError(
-                f"a message to {self._topic!r} was not confirmed: {failure[1]}",
+                f"a message to {self._topic!r} was not confirmed: {failure[1].message}",
                 topic=self._topic,
                 failures=(failure,),
                 hint=failure[1].hint,

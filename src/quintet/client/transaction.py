@@ -12,10 +12,13 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
+from quintet import kernel
 from quintet.client.core.base import Channel, FetchConnection, Fields, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, StorageFull, TransactionNotFound
-from quintet.client.core.message import Ack, Message, MessageBatch, Settler, key_bytes, log, settling, to_bytes
+from quintet.client.core.headers import HeadersGiven, check_record_ttl, encode_headers
+from quintet.client.core.message import Ack, Message, MessageBatch, Settler, key_bytes, log, settling
 from quintet.client.core.publishing import ANY
+from quintet.client.core.values import encode
 from quintet.model.errors import QuintetError
 
 RETRY_S: Final = 0.1
@@ -65,11 +68,20 @@ class Transaction:
         *,
         key: str | bytes | None = None,
         partition: int | None = None,
+        headers: HeadersGiven | None = None,
+        ttl: float | None = None,
+        schema: str | None = None,
     ) -> Ack:
-        """Publish one message when the transaction commits. It has a partition, and no offset yet."""
-        fields: Fields = {"topic": topic, "data": to_bytes(value), "key": key_bytes(key) or b""}
-        fields["partition"] = ANY if partition is None else partition
-        answer = await self._ask("TXN_PRODUCE", self._begun() | fields)
+        """Publish one message when the transaction commits. It has a partition, and no offset yet. Options as for publish."""
+        data, own = encode(value, topic), key_bytes(key)
+        fields: Fields = {"topic": topic, "partition": ANY if partition is None else partition}
+        if headers or ttl is not None or schema is not None:
+            ttl_ms = 0 if ttl is None else round(ttl * 1000)
+            fields["records"] = kernel.records_pack([data], [own], [encode_headers(headers)], check_record_ttl(ttl_ms))
+            fields["schema"] = schema or ""
+            answer = (await self._ask("PRODUCE_RECORDS", self._begun() | fields))["groups"][0]
+        else:
+            answer = await self._ask("TXN_PRODUCE", self._begun() | fields | {"data": data, "key": own or b""})
         return Ack(topic, 1, False, partition=answer["partition"])
 
     async def commit_offsets(

@@ -301,7 +301,7 @@ class McpServer:
         try:
             answer = await self._tools[name](arguments)
         except QuintetError as error:  # the model is told, and may do something about it
-            text = f"{error} ({error.hint})" if error.hint else str(error)
+            text = str(error)
             return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
         except MCPError:
             raise

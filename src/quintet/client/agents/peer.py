@@ -59,14 +59,14 @@ class PeerMessage:
     __slots__ = ("_message", "id", "kind", "raw", "sender", "source", "to", "ts")
 
     def __init__(self, message: Message) -> None:
-        headers = message.headers or {}
+        members = message.envelope or {}
         self._message = message
         self.id: str = (message.key or b"").decode()
-        self.sender: str = headers.get("from", b"").decode()
-        self.to: str = headers.get("to", b"").decode()
-        self.ts: str = headers.get("ts", b"").decode()
-        self.source: str = headers.get("source", b"").decode()
-        self.kind: str = headers.get("kind", b"").decode()
+        self.sender: str = message.origin or ""
+        self.to: str = members.get("to", "")
+        self.ts: str = members.get("ts", "")
+        self.source: str = members.get("source", "")
+        self.kind: str = members.get("kind", "")
         self.raw: bytes = message.value
 
     @property

@@ -27,6 +27,7 @@ TWINS: Final = {
     "Producer": "producer",
     "Subscription": "core.subscription",
     "Transaction": "transaction",
+    "Consumer": "consuming",
     "Watch": "kv",
     "Cache": "kv",
     "Bus": "bus",
@@ -50,7 +51,10 @@ HIDDEN: Final = {
     "wake",
     "room",
     "source",
+    "respond",  # its decorator would get the asynchronous message: `responder` is the one for threads
+    "responding",
 }  # between the client's own parts
+HANDLERS: Final = {"Handler", "Answer"}  # functions of the user: called in a thread, with the blocking message
 SHOWN: Final = {"Cache": {"put"}}  # the same words, where they are for users
 DUNDERS: Final = {
     "__aenter__": "__enter__",
@@ -159,12 +163,17 @@ def _method(owner: str, node: Function, used: set[str]) -> list[str]:
     for part in (node.args, node.returns):
         if part is not None:
             _note(part, used)
+    used -= HANDLERS
     if node.decorator_list:
         head = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list]
         return [*head, f"def {node.name}(self) -> {returns}:", *_doc(node), f"    return self._inner.{node.name}"]
     name = DUNDERS.get(node.name, node.name)
     result = f'"{owner}"' if returns == owner else returns.replace("AsyncIterator", "Iterator")
-    head = [f"def {name}({ast.unparse(node.args)}) -> {result}:", *_doc(node)]
+    given = ast.unparse(node.args)
+    for kind in HANDLERS:
+        given = given.replace(f": {kind},", ": Callable[[Message], object],")
+        result = result.replace(kind, "Callable[[Message], object]")
+    head = [f"def {name}({given}) -> {result}:", *_doc(node)]
     call = f"self._inner.{node.name}({_forward(node.args)})"
     if returns == owner and node.name in ("__aenter__", "__aiter__"):
         if node.name == "__aiter__":
@@ -174,7 +183,7 @@ def _method(owner: str, node: Function, used: set[str]) -> list[str]:
         return [*head, f"    return {_wrapped(returns, 'self._portal.next(self._inner.__anext__)')}"]
     if "Iterator[" in returns:
         item = returns.partition("[")[2].rstrip("]")
-        wrap = f"lambda item: {item}(self._portal, item)"
+        wrap = f"lambda item: {item}(self._portal, item)" if item in TWINS else "lambda item: item"
         if returns.startswith("AsyncIterator"):
             return [*head, f"    return self._portal.iterate({call}, {wrap})"]
         return [*head, f"    return map({wrap}, iter(self._inner))"]
@@ -232,6 +241,8 @@ def _forward(args: ast.arguments) -> str:
 def _given(arg: ast.arg) -> str:
     """The argument as the asynchronous twin takes it."""
     named = {part.id for part in ast.walk(arg.annotation) if isinstance(part, ast.Name)} if arg.annotation else set()
+    if HANDLERS & named:
+        return f"self._portal.handler({arg.arg}, Message)"
     return f"inner_of({arg.arg})" if named & TWINS.keys() else arg.arg
 
 

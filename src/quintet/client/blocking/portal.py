@@ -52,6 +52,14 @@ class Portal:
 
         return self.run(work())
 
+    def handler(self, function: Callable[[S], object], twin: "Callable[[Portal, Any], S]") -> Callable[[Any], Any]:
+        """A user's function for the asynchronous client to call in a thread: it gets the blocking twin of what it is for."""
+
+        def call(inner: Any) -> Any:
+            return function(twin(self, inner))
+
+        return call
+
     def next(self, step: Callable[[], Awaitable[T]]) -> T:
         """One step of an asynchronous iterator, ending as a blocking one does."""
 

@@ -50,9 +50,9 @@ Fields = dict[str, Any]  # of a request or its answer, by name
 
 
 class Fetched(NamedTuple):
-    """A run of messages as (offset, key, value), and the offset behind all that was looked at."""
+    """A run of messages as deliveries, whose tags are partition << 48 | offset, and the offset behind all that was looked at."""
 
-    rows: list[tuple[int, bytes | None, bytes]]
+    rows: Rows
     next_offset: int
 
 
@@ -158,8 +158,8 @@ class PushConnection(ClientConnection):
         """The server restarts their acknowledgement time-outs."""
         raise NotImplementedError
 
-    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
-        """The server redelivers them after so many seconds, or as configured."""
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None, dead: bool = False) -> None:
+        """The server redelivers them after so many seconds, or as configured; or puts them among the dead letters now."""
         raise NotImplementedError
 
 
@@ -276,7 +276,7 @@ async def shake_hands(setup: "Setup", connection: "SocketConnection", hands: Awa
         await hands
     except ConnectionLost as error:
         await connection.close()
-        raise ConnectionLost(str(error), hint=error.hint or _port_hint(setup)) from error
+        raise ConnectionLost(error.message, hint=error.hint or _port_hint(setup)) from error
     except BaseException:
         await connection.close()
         raise
@@ -461,6 +461,25 @@ class Channel:
     async def open(self) -> None:
         """The first connection. Its failure is raised; after that, lost connections are replaced without an error."""
         await self._connect()
+
+    async def open_within(self, seconds: float) -> None:
+        """The first connection to a broker that is not up yet: try again until then. What a later attempt would meet again is
+        raised at once."""
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + seconds, BACKOFF_FIRST_S
+        while True:
+            try:
+                await self._connect()
+                return
+            except FATAL:
+                raise
+            except QuintetError as error:
+                left = until - loop.time()
+                if left <= 0:
+                    what = f"no connection to {self._setup.endpoint} within {seconds:g} s: {error.message}"
+                    raise Timeout(what, hint=error.hint) from error
+            await asyncio.sleep(min(uniform(pause / 2, pause), left))
+            pause = min(pause * 2, BACKOFF_MAX_S)
 
     @property
     def current(self) -> ClientConnection | None:

@@ -117,6 +117,18 @@ class SubscriptionEnded(QuintetError):
     code = "E2008"
 
 
+class BadValue(QuintetError, ValueError, TypeError):
+    """A value that cannot be published, or a message that is not of the type it was decoded as."""
+
+    code = "E2009"
+
+
+class RequestFailed(QuintetError):
+    """The responder that was asked failed; the text is its own."""
+
+    code = "E2010"
+
+
 def too_large(size: int, most: int) -> TooLarge:
     """A message that does not fit into one frame of its protocol."""
     return TooLarge(f"a message of {size} bytes is over the {most} that fit into one frame", hint="split it")
@@ -200,6 +212,7 @@ ALL: Final = (
     BadName,
     BadRequest,
     BadUrl,
+    BadValue,
     Busy,
     Closed,
     ConnectionLost,
@@ -223,6 +236,7 @@ ALL: Final = (
     ProtocolError,
     QueueFull,
     QuintetError,
+    RequestFailed,
     SchemaIncompatible,
     SchemaInvalid,
     SchemaNotFound,
@@ -254,6 +268,7 @@ __all__ = [
     "BadName",
     "BadRequest",
     "BadUrl",
+    "BadValue",
     "Busy",
     "Closed",
     "ConnectionLost",
@@ -277,6 +292,7 @@ __all__ = [
     "ProtocolError",
     "QueueFull",
     "QuintetError",
+    "RequestFailed",
     "SchemaIncompatible",
     "SchemaInvalid",
     "SchemaNotFound",

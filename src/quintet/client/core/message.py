@@ -5,18 +5,25 @@ batches are two lists, values and tags, because an object per message is the dea
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-T = TypeVar("T")
+from quintet.client.core import values
+from quintet.client.core.headers import EMPTY, Encoded, Headers
 
-# A delivery: (tag, qos, value), its key where the door has keys, and its headers where it has them.
+T = TypeVar("T")
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# A delivery: (tag, qos, value), its key where the door has keys, headers, microseconds since 1970 and origin where it has a place
+# for them, and the other members of its envelope (peerbus).
 Row = (
     tuple[int, int, bytes]
     | tuple[int, int, bytes, bytes | None]
-    | tuple[int, int, bytes, bytes | None, dict[str, bytes] | None]
+    | tuple[int, int, bytes, bytes | None, Encoded, int, bytes]
+    | tuple[int, int, bytes, bytes | None, Encoded, int, bytes, Mapping[str, str]]
 )
 Rows = list[Row]
 
@@ -45,19 +52,6 @@ def key_bytes(key: str | bytes | None) -> bytes | None:
     return (key.encode() if isinstance(key, str) else key) or None
 
 
-def to_bytes(value: object) -> bytes:
-    """bytes as they are, text as UTF-8, everything else as JSON."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    import msgspec.json
-
-    return msgspec.json.encode(value)
-
-
 class LogPosition(NamedTuple):
     """Where a delivery is in the log, and how often it was handed out before."""
 
@@ -75,7 +69,9 @@ class Settler(Protocol):
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         """They are being worked on: a second delivery of them in the meantime is not handed out."""
 
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
         """They were not dealt with: let them come again, or put them aside. What becomes of them, for the log."""
 
     def release(self, rows: Rows) -> None:
@@ -143,13 +139,21 @@ class Processing:
         return not self._reraise
 
 
+class Rejected(Exception):
+    """The reason that a consumer gave for not processing a message."""
+
+
 class Message:
     """One delivery. `tag` is what the server knows it by; 0 when it needs no acknowledgement (QoS 0).
 
-    `key`, `headers`, `partition`, `offset` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
+    `key`, `timestamp`, `origin`, `partition`, `offset` and `redelivered` are None where the protocol does not tell; `headers`
+    are empty then. `timestamp_us` is when the broker took it, in microseconds since 1970, and `envelope` has the members of a
+    peerbus envelope that have no other place.
     """
 
-    __slots__ = ("_settler", "headers", "key", "qos", "tag", "topic", "value")
+    __slots__ = (
+        "_headers", "_origin", "_settler", "envelope", "key", "qos", "tag", "timestamp_us", "topic", "value",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -159,7 +163,10 @@ class Message:
         qos: int,
         value: bytes,
         key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
+        headers: Encoded | Headers = b"",
+        timestamp_us: int | None = None,
+        origin: bytes | None = None,
+        envelope: Mapping[str, str] | None = None,
     ) -> None:
         self._settler = settler
         self.topic: str = topic
@@ -167,7 +174,28 @@ class Message:
         self.qos: int = qos
         self.value: bytes = value
         self.key: bytes | None = key
-        self.headers: dict[str, bytes] | None = headers
+        self._headers: Encoded | Headers = headers
+        self.timestamp_us: int | None = timestamp_us
+        self._origin = origin
+        self.envelope: Mapping[str, str] | None = envelope
+
+    @property
+    def headers(self) -> Headers:
+        """Its headers in their order, by name: bytes, or None for a null value."""
+        headers = self._headers
+        if not isinstance(headers, Headers):
+            headers = self._headers = Headers(headers) if headers else EMPTY
+        return headers
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When the broker took it (UTC); `timestamp_us` has the same as a number."""
+        return None if self.timestamp_us is None else EPOCH + timedelta(microseconds=self.timestamp_us)
+
+    @property
+    def origin(self) -> str | None:
+        """Who published it by which door, as the broker says: "flymq:ann"."""
+        return None if self._origin is None else self._origin.decode(errors="replace")
 
     @property
     def partition(self) -> int | None:
@@ -198,10 +226,9 @@ class Message:
         return msgspec.json.decode(self.value)
 
     def decode(self, type: type[T]) -> T:
-        """The value as JSON of this type (a msgspec Struct, a dataclass, list[int], ...), checked."""
-        import msgspec.json
-
-        return msgspec.json.decode(self.value, type=type)
+        """The value as JSON of this type (a pydantic model, a msgspec Struct, a dataclass, list[int], ...), checked. BadValue
+        says which field is wrong."""
+        return values.decode(self.value, type, self.topic)
 
     async def ack(self, *, timeout: float | None = None) -> None:
         """It is dealt with: the server may forget it. Does nothing for QoS 0."""
@@ -210,7 +237,12 @@ class Message:
 
     async def nack(self, *, delay: float | None = None) -> None:
         """It failed: it comes again after `delay` seconds (None: longer with each attempt), or is a dead letter."""
-        await self._settler.nack([_row_of(self)], delay)
+        await self._settler.nack([row_of(self)], delay)
+
+    async def reject(self, reason: str = "rejected by its consumer") -> None:
+        """It cannot be processed: it becomes a dead letter now; where there are none, it is acknowledged."""
+        if self.qos:
+            await self._settler.give_back([row_of(self)], Rejected(reason), 0, True)
 
     async def working(self) -> None:
         """It takes longer: the time after which it is delivered again starts anew. `process()` says so by itself."""
@@ -231,7 +263,7 @@ class Message:
                      delivers again by itself (BlipMQ), as that is configured
         dead_letter  given up means put among the dead letters; False: acknowledged all the same
         """
-        rows: Rows = [_row_of(self)] if self.qos else []
+        rows: Rows = [row_of(self)] if self.qos else []
         return Processing(
             self._settler, rows, self, retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout
         )
@@ -298,8 +330,17 @@ class MessageBatch:
         return f"<MessageBatch topic={self.topic!r} count={len(self)}>"
 
 
-def _row_of(message: Message) -> Row:
-    return (message.tag, message.qos, message.value, message.key, message.headers)
+def row_of(message: Message) -> Row:
+    row = (message.tag, message.qos, message.value, message.key)
+    if message.timestamp_us is None:
+        return row
+    told = (message.headers.raw, message.timestamp_us, message._origin or b"")
+    return (*row, *told) if message.envelope is None else (*row, *told, message.envelope)
+
+
+def unacknowledged(row: Row) -> Row:
+    """The same delivery as one that needs no acknowledgement."""
+    return (row[0], 0, *row[2:])
 
 
 def settling(message: Message | MessageBatch) -> tuple[Settler, Sequence[int]]:

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final, NamedTuple, TypeVar
 
 from quintet.client.core.errors import Timeout
+from quintet.client.core.headers import Encoded
 from quintet.model.errors import QuintetError
 
 FAILURES_KEPT_MAX: Final = 1_000  # per publish call; refusals beyond it are only counted
@@ -34,6 +35,7 @@ class Load(NamedTuple):
     producer_id: int = 0  # of an idempotent producer, whose messages are numbered from `sequence` on; 0: none
     sequence: int = 0
     compression: str | None = None  # None: as the URL says
+    headers: Sequence[Encoded] | None = None
 
 
 class Outcome(NamedTuple):
@@ -207,6 +209,32 @@ def runs(calls: Sequence[PublishCall], like: Callable[[Load, Load], bool]) -> It
             end += 1
         yield calls[at:end]
         at = end
+
+
+def part_of(load: Load, start: int, end: int) -> Load:
+    """Messages start..end-1 of it."""
+    keys, headers = load.keys, load.headers
+    return load._replace(
+        values=load.values[start:end],
+        keys=None if keys is None else keys[start:end],
+        headers=None if headers is None else headers[start:end],
+    )
+
+
+def columns_of(
+    loads: Sequence[Load],
+) -> tuple[Sequence[bytes], Sequence[bytes | None] | None, Sequence[Encoded] | None]:
+    """Values, keys and headers of several loads, in order."""
+    if len(loads) == 1:
+        return loads[0].values, loads[0].keys, loads[0].headers
+    values = [value for load in loads for value in load.values]
+    keys: list[bytes | None] | None = None
+    if any(load.keys is not None for load in loads):
+        keys = [key for load in loads for key in (load.keys or [None] * len(load.values))]
+    headers: list[Encoded] | None = None
+    if any(load.headers is not None for load in loads):
+        headers = [own for load in loads for own in (load.headers or [b""] * len(load.values))]
+    return values, keys, headers
 
 
 def values_of(calls: Sequence[PublishCall]) -> Sequence[bytes]:

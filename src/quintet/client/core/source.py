@@ -65,6 +65,11 @@ class Source(ABC):
     def reconnects(self) -> int: ...
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """Those that are read now, if it is a source of several."""
+        return ()
+
+    @property
     @abstractmethod
     def assigned(self) -> tuple[int, ...]: ...
 
@@ -98,8 +103,25 @@ class Source(ABC):
     def hold(self, tags: Sequence[int], retry: int | None) -> None: ...
 
     @abstractmethod
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
-        """They could not be dealt with; what becomes of them, for the log."""
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
+        """They could not be dealt with: they come again after `delay` seconds (None: as configured), or are given up when they
+        came again `retry` times (None: as the door does it). What becomes of them, for the log."""
+
+    def tried_here(self, tag: int, times: int) -> None:
+        """The consumer tried it so often before it gives it back. Matters where the client counts and not the server."""
+        return
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether what is given back comes again over this connection."""
+        return True
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether what is given up is kept among the dead letters."""
+        return True
 
     @abstractmethod
     def release(self, rows: Rows) -> None:

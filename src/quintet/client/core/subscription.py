@@ -101,6 +101,11 @@ class Subscription:
         return self._topic
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are read now: of a pattern, those that match."""
+        return self._source.topics or (self._topic,)
+
+    @property
     def assigned(self) -> tuple[int, ...]:
         """The partitions that are read here now (FlyMQ)."""
         return self._source.assigned
@@ -299,8 +304,10 @@ class Subscription:
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         self._source.hold(tags, retry)
 
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
-        return await self._source.give_back(rows, error, retry, dead_letter)
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
+        return await self._source.give_back(rows, error, retry, dead_letter, delay)
 
     def release(self, rows: Rows) -> None:
         self._source.release(rows)

@@ -69,6 +69,7 @@ FELIX_COMPRESSIONS: Final = ("none", "zstd")
 TYPO_RATIO: Final = 0.75  # how alike an unknown scheme is to one of ours to be a slip: fasts:// is not nats://
 _TLS_OPTIONS: Final = ("ca", "cert", "key")
 _KEY_DOORS: Final = ("blipmq", "fast", "peerbus", "felix")  # who is known by one secret: it may stand alone
+RESERVED: Final = "/?#[]"  # what a URL gives a meaning of its own before the host
 _EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
 
 
@@ -101,14 +102,23 @@ class Endpoint:
 
 def parse(url: str) -> Endpoint:
     """The endpoint a URL names. BadUrl says which part is wrong and what would be right."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # its text may hold a part of the password
+        raise _reserved(url) or BadUrl("the URL does not parse", hint=_EXAMPLE) from error
     scheme = SCHEMES.get(parts.scheme)
     if scheme is None or not parts.netloc:
         raise _unknown_scheme(parts.scheme)
+    behind = f"{parts.path}{parts.fragment}" if "@" in parts.netloc else f"{parts.path}{parts.query}{parts.fragment}"
+    cut = _reserved(url) if "@" in behind else None
+    if cut is not None:
+        raise cut
     try:
         port = parts.port
     except ValueError:
         raise BadUrl("the port in the URL is not a number from 0 to 65535", hint=_EXAMPLE) from None
+    if parts.fragment:
+        raise BadUrl("the URL has a # behind its host, which no door uses", hint=_EXAMPLE)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     _check_options(options, scheme, parts.scheme)
     if parts.path not in ("", "/"):
@@ -138,6 +148,19 @@ def _check_options(options: dict[str, str], scheme: Scheme, name: str) -> None:
             raise BadUrl(f"?{option}= needs TLS", hint=f"write {_with_tls(name)}:// for a TLS connection")
     if "key" in options and "cert" not in options:
         raise BadUrl("?key= needs ?cert=", hint="key is the private key of the certificate; one file may hold both")
+
+
+def _reserved(url: str) -> BadUrl | None:
+    """For a URL whose user, password or key holds a character that ends that part of a URL; never with the secret itself."""
+    secret = url.partition("://")[2].rpartition("@")[0]
+    found = [letter for letter in RESERVED if letter in secret]
+    if not found:
+        return None
+    names = " and ".join(f"{letter} as %{ord(letter):02X}" for letter in found)
+    return BadUrl(
+        f"the user, password or key in the URL holds {' and '.join(found)}, which ends that part of a URL",
+        hint=f"write {names}, or all of it by urllib.parse.quote(password, safe='')",
+    )
 
 
 def _with_tls(name: str) -> str:

@@ -36,7 +36,7 @@ from quintet.client.core.base import (
     dial,
     shake_hands,
 )
-from quintet.client.core.errors import BadUrl, ServerError, SubscriptionEnded
+from quintet.client.core.errors import BadUrl, ServerError, SubscriptionEnded, Unsupported
 from quintet.client.core.message import Rows, log
 from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail, runs, values_of
 from quintet.client.core.source import Source
@@ -51,6 +51,7 @@ from quintet.model.errors import (
     StorageError,
     UnknownSubscription,
 )
+from quintet.model.limits import RECORD_TTL_MS_MAX
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.errors import FATAL
 from quintet.protocols.blipmq.frames import (
@@ -60,19 +61,23 @@ from quintet.protocols.blipmq.frames import (
     DELIVER,
     FRAME_BYTES_MAX,
     GIVE_BACK,
+    GIVE_UP,
     NACK,
     NAMES,
     OURS,
     PONG,
     PUBLISH,
+    RECORDS,
     TOPIC_BYTES_MAX,
+    WHOLE,
     WORKING,
 )
 
-VERSIONS: Final = (OURS, 2)  # in the order they are asked for
+VERSIONS: Final = (WHOLE, OURS, 2)  # in the order they are asked for
 IDS_FROM: Final = 1 << 63
 HEARTBEAT_ID: Final = (1 << 64) - 1
 ACKS_PER_WRITE: Final = 256  # single acknowledgements gathered at most before they are written
+FRAME_READ_MAX: Final = 2 * FRAME_BYTES_MAX  # a delivery has more around the message than its publish had
 KEY_BYTES_MAX: Final = 65_535
 U32_MAX: Final = (1 << 32) - 1
 
@@ -114,7 +119,13 @@ def error_of(code: int, text: str) -> QuintetError:
 
 def _like(one: Load, other: Load) -> bool:
     """May both be frames of one kernel call?"""
-    return one.topic == other.topic and one.qos == other.qos and one.ttl_ms == other.ttl_ms
+    plain = not (_is_whole(one) or _is_whole(other))
+    return plain and one.topic == other.topic and one.qos == other.qos and one.ttl_ms == other.ttl_ms
+
+
+def _is_whole(load: Load) -> bool:
+    """Does it need a record set?"""
+    return load.headers is not None or load.keys is not None
 
 
 class _Group(NamedTuple):
@@ -168,7 +179,7 @@ class BlipConnection(SocketConnection, PushConnection):
 
     @property
     def extends_deadlines(self) -> bool:
-        return self._version == OURS
+        return self._version >= OURS
 
     async def credit(self, subscription: int, count: int) -> float:
         id = self._new_id()
@@ -195,10 +206,11 @@ class BlipConnection(SocketConnection, PushConnection):
                 runs.append((tag, 1))
         self.write(b"".join(codec.word(tag, WORKING, subscription, count) for tag, count in runs))
 
-    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None, dead: bool = False) -> None:
         self._flush_acks()
         argument = DELAY_CONFIGURED if delay is None else min(round(delay * 1000), DELAY_CONFIGURED - 1)
-        self.write(b"".join(codec.word(tag, GIVE_BACK, subscription, argument) for tag in tags))
+        word, argument = (GIVE_UP, 0) if dead else (GIVE_BACK, argument)
+        self.write(b"".join(codec.word(tag, word, subscription, argument) for tag in tags))
 
     async def barrier(self) -> None:
         self._flush_acks()
@@ -222,6 +234,9 @@ class BlipConnection(SocketConnection, PushConnection):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
+        if self._version < WHOLE and _is_whole(load):
+            what = "keys and headers are carried from BlipMQ version 0x5103 on"
+            raise Unsupported(f"{self._where} speaks version {self._version:#x}: {what}", hint="update the broker")
         return self._publishes.add(load, wait)
 
     def _send_calls(self, calls: list[PublishCall]) -> None:
@@ -236,6 +251,10 @@ class BlipConnection(SocketConnection, PushConnection):
 
     def _encode(self, calls: Sequence[PublishCall]) -> bytes:
         head = calls[0].load
+        if _is_whole(head):
+            calls[0].first = self._new_id(len(head.values))
+            data = kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms)
+            return codec.records(calls[0].first, head.topic.encode(), head.qos, data)
         values = values_of(calls)
         first = id = self._new_id(len(values))
         for call in calls:
@@ -263,11 +282,13 @@ class BlipConnection(SocketConnection, PushConnection):
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes | bytearray) -> tuple[int, int]:
-        items, consumed, fatal = kernel.blip_received(data, 0, FRAME_BYTES_MAX)
+        items, consumed, fatal = kernel.blip_received(data, 0, FRAME_READ_MAX)
         for item in items:
             kind = item[0]
             if kind in (DELIVER, PUBLISH):
                 self._target.on_records(cast(bytes, item[1]).decode(errors="replace"), cast(Rows, item[2]))
+            elif kind == RECORDS:
+                self._records(cast(bytes, item[2]))
             else:
                 self._reply(cast(int, kind), cast(int, item[1]), cast(bytes, item[2]))
         if fatal:
@@ -278,6 +299,17 @@ class BlipConnection(SocketConnection, PushConnection):
         rest = len(data) - consumed
         wanted = 4 + int.from_bytes(data[consumed : consumed + 4], "big") if rest >= 4 else 0
         return consumed, wanted
+
+    def _records(self, payload: bytes) -> None:
+        parsed = codec.parse_records(payload)
+        try:
+            if parsed is None:
+                raise ValueError("its topic does not fit")
+            qos, topic, data = parsed
+            rows = kernel.records_received(data, qos)
+        except ValueError as error:
+            raise ProtocolError(f"{self._where} sent a record set that cannot be read: {error}") from None
+        self._target.on_records(topic.decode(errors="replace"), cast(Rows, rows))
 
     def _reply(self, kind: int, id: int, payload: bytes) -> None:
         if kind == PONG:
@@ -305,7 +337,7 @@ class BlipConnection(SocketConnection, PushConnection):
         waiting = self._requests.get(id)
         if waiting is not None:
             error = error_of(*parsed)
-            fail(waiting, Unspoken(str(error), hint=error.hint) if parsed[0] == 426 else error)
+            fail(waiting, Unspoken(error.message, hint=error.hint) if parsed[0] == 426 else error)
         elif id < IDS_FROM:
             self._target.on_refused(id, error_of(*parsed))
         elif not self._blame(id, parsed):
@@ -320,7 +352,10 @@ class BlipConnection(SocketConnection, PushConnection):
         call = group.calls[at]
         if at < 0 or not call.first <= id < call.first + len(call.load.values):
             return False
-        call.refuse(id - call.first, error_of(*nack))
+        if _is_whole(call.load):  # a set is refused as a whole
+            call.refuse(0, error_of(*nack), len(call.load.values))
+        else:
+            call.refuse(id - call.first, error_of(*nack))
         return True
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -345,12 +380,11 @@ class BlipConnector:
         frame_overhead_bytes=9 + 1 + 4 + 2,
         frame_bytes_max=FRAME_BYTES_MAX,
         topic_bytes_max=TOPIC_BYTES_MAX,
-        ttl_ms_max=(1 << 32) - 1,
+        ttl_ms_max=RECORD_TTL_MS_MAX,
         in_flight_max=1_000,
     )
     lacks: Final = {
         "request": "the FlyMQ door works by request and answer",
-        "key": "the FlyMQ door carries keys",
         "partition": "the FlyMQ door has partitions",
         "delay": "the FlyMQ door delays messages",
         "schema": "the FlyMQ door checks schemas",
@@ -361,12 +395,12 @@ class BlipConnector:
         "member": "the FlyMQ door has consumer groups, and they have members",
         "retry": "the broker delivers again by itself here, as configured; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
+        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
         "durable": "the Felix door keeps positions by name",
         "kv": "the Felix door has a cache",
-        "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
 
     def for_bus(self, endpoint: Endpoint, name: str) -> Connector:

@@ -58,6 +58,7 @@ from quintet.model.errors import (
     WrongKey,
 )
 from quintet.model.keys import fnv1a
+from quintet.model.limits import RECORD_TTL_MS_MAX
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire
 
@@ -115,16 +116,21 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
         self._over: dict[int, QuintetError] = {}  # subscriptions that ended while a SUBSCRIBE was under way
         self._shown = b""  # the last token that was sent here
         self._good = False  # and it is known that the server accepted it
+        self._whole = False  # the server knows record sets
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def handshake(self) -> None:
         """EXTEND, and then the token, because a connection that shows none is closed."""
         try:
-            await self._ask(frames.EXTEND, TOPIC_NONE, codec.extend())
+            try:
+                await self._ask(frames.EXTEND, TOPIC_NONE, codec.extend(frames.WHOLE))
+                self._whole = True
+            except ProtocolError:  # an older broker
+                await self._ask(frames.EXTEND, TOPIC_NONE, codec.extend())
         except ConnectionLost as error:
             hint = f"is {self._where} the Fast port of a Quintet broker? Others do not know EXTEND"
-            raise ConnectionLost(str(error), hint=hint) from error
+            raise ConnectionLost(error.message, hint=hint) from error
         await self._show()
 
     async def _show(self) -> None:
@@ -205,14 +211,24 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
+        if not self._whole and _is_whole(load):
+            raise Unsupported(
+                f"{self._where} does not carry keys, headers and ttl=", hint="a broker that knows EXTEND 3 does"
+            )
         return self._publishes.add(load, wait)
 
     def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic in one kernel call, everything in one write."""
         jwt = self._jwt()
         parts: list[bytes] = []
-        for run in runs(calls, lambda one, other: one.topic == other.topic):
-            id = fnv1a(run[0].load.topic.encode())
+        for run in runs(calls, _like):
+            head = run[0].load
+            id = fnv1a(head.topic.encode())
+            if _is_whole(head):
+                data = kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms)
+                parts.append(codec.records(jwt, id, data))
+                self._owed.setdefault((frames.RECORDS, id), deque()).extend(run)
+                continue
             parts.append(kernel.fast_publish(jwt, id, values_of(run)))
             self._owed.setdefault((frames.PUBLISH, id), deque()).extend(run)
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -230,6 +246,9 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
                 topic, values = cast(tuple[int, list[bytes]], tuple(rest))
                 rows: Rows = [(0, 0, value) for value in values]
                 self._target.on_records(self._subscribed.get(topic, f"#{topic:08x}"), rows)
+            elif kind == frames.MESSAGES:
+                topic, data = cast(tuple[int, bytes], tuple(rest))
+                self._records(topic, data)
             elif kind == frames.OK:
                 request, topic, count = cast(tuple[int, int, int], tuple(rest))
                 self._answered(request, topic, count)
@@ -248,8 +267,15 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
                 hint="is this the Fast port of a Quintet broker?",
             )
         head = data[consumed : consumed + frames.MESSAGE_HEAD.size]
-        whole = len(head) == frames.MESSAGE_HEAD.size and head[0] == frames.MESSAGE
+        whole = len(head) == frames.MESSAGE_HEAD.size and head[0] in (frames.MESSAGE, frames.MESSAGES)
         return consumed, frames.MESSAGE_HEAD.size + frames.MESSAGE_HEAD.unpack(head)[2] if whole else 0
+
+    def _records(self, topic: int, data: bytes) -> None:
+        try:
+            rows = kernel.records_received(data, 0)
+        except ValueError as error:
+            raise ProtocolError(f"{self._where} sent a record set that cannot be read: {error}") from None
+        self._target.on_records(self._subscribed.get(topic, f"#{topic:08x}"), cast(Rows, rows))
 
     def _answered(self, request: int, topic: int, count: int) -> None:
         if request == frames.SUBSCRIBE:
@@ -262,8 +288,8 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
                 )
             call = owed[0]
             some = min(count, call.left)
-            call.answered(some)
-            count -= some
+            call.answered(call.left if request == frames.RECORDS else some)  # a set has one answer
+            count -= 1 if request == frames.RECORDS else some
             if not call.left:
                 owed.popleft()
         if not owed:
@@ -272,8 +298,9 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
     def _refused(self, request: int, topic: int, error: QuintetError) -> None:
         owed = self._owed.get((request, topic))
         if owed:
-            owed[0].refuse(len(owed[0].load.values) - owed[0].left, error)
-            owed[0].answered(1)
+            refused = owed[0].left if request == frames.RECORDS else 1
+            owed[0].refuse(len(owed[0].load.values) - owed[0].left, error, refused)
+            owed[0].answered(refused)
             if not owed[0].left:
                 owed.popleft()
             if not owed:
@@ -314,6 +341,16 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
         self._publishes.fail(error)
 
 
+def _is_whole(load: Load) -> bool:
+    """Does it need a record set?"""
+    return load.headers is not None or load.keys is not None or load.ttl_ms > 0
+
+
+def _like(one: Load, other: Load) -> bool:
+    """May both be packets of one kernel call?"""
+    return one.topic == other.topic and not (_is_whole(one) or _is_whole(other))
+
+
 class FastSource(PushSource):
     """A subscription that ends with its connection, and is made again on the next."""
 
@@ -337,11 +374,10 @@ class FastConnector:
         frame_overhead_bytes=0,
         frame_bytes_max=frames.PAYLOAD_BYTES_MAX,
         topic_bytes_max=frames.NAME_BYTES_MAX,
-        ttl_ms_max=1,
+        ttl_ms_max=RECORD_TTL_MS_MAX,
         in_flight_max=1,
     )
     lacks: Final = {
-        "key": "the FlyMQ door carries keys",
         "partition": "the FlyMQ door has partitions",
         "delay": "the FlyMQ door delays messages",
         "schema": "the FlyMQ door checks schemas",
@@ -352,13 +388,12 @@ class FastConnector:
         "member": "the FlyMQ door has consumer groups, and they have members",
         "retry": "nothing is delivered again here: messages of Fast are not acknowledged",
         "filter": "the FlyMQ door filters on the server",
+        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
         "durable": "the Felix door keeps positions by name",
         "kv": "the Felix door has a cache",
-        "headers": "packets of Fast have no place for headers; put them into the value",
-        "ttl": "a queue made with ttl=True has one for all its messages; the BlipMQ and FlyMQ doors have one for each",
         "resume": "a durable queue keeps what nobody has read; the BlipMQ door has ids to resume",
     }
 

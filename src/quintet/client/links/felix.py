@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, cast
 
+from quintet import kernel
 from quintet.client.core.base import (
     CLOSE_S,
     ClientConnection,
@@ -36,7 +37,7 @@ from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQu
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.links import quic
-from quintet.client.links.felix_batches import Share, batches
+from quintet.client.links.felix_batches import Share, batches, is_whole
 from quintet.client.links.felix_source import FelixSource, Names, OffsetGone
 from quintet.client.links.felix_wire import (
     CLOSE_CODES,
@@ -48,7 +49,8 @@ from quintet.client.links.felix_wire import (
     unreadable,
 )
 from quintet.kernel.items import FelixReply
-from quintet.model.errors import AuthError, ProtocolError, QuintetError
+from quintet.model.errors import AuthError, ProtocolError, QuintetError, message_of
+from quintet.model.limits import RECORD_TTL_MS_MAX
 from quintet.protocols.felix import frames
 
 ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before they are written
@@ -242,6 +244,10 @@ class FelixStream(PushConnection, RequestConnection):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
+        if is_whole(load) and not self._flags & frames.RECORDS:
+            raise Unsupported(
+                f"{self._trunk.where} does not carry headers and ttl=", hint="a Quintet broker of this version does"
+            )
         for key in load.keys or ():
             if key is not None and not self._flags & frames.KEYS:
                 raise Unsupported(f"{self._trunk.where} does not know keys", hint="a Quintet broker does")
@@ -251,7 +257,7 @@ class FelixStream(PushConnection, RequestConnection):
 
     def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic and QoS in one frame, everything in one write."""
-        for run in runs(calls, lambda one, other: (one.topic, one.qos) == (other.topic, other.qos)):
+        for run in runs(calls, _like):
             found, owed = batches(run, self._door.names, self._flags, self._new_id)
             self._owed |= owed
             self._write(found)
@@ -319,8 +325,9 @@ class FelixStream(PushConnection, RequestConnection):
     def working(self, subscription: int, tags: Sequence[int]) -> None:
         self._send_ranges("working", tags)
 
-    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
-        self._send_ranges("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None, dead: bool = False) -> None:
+        fields: Fields = {} if delay is None else {"delay_ms": round(delay * 1000)}
+        self._send_ranges("nack", tags, fields | ({"dead": True} if dead else {}))
 
     def _flush_acks(self) -> None:
         if not self._acks or self._lost is not None:
@@ -408,13 +415,16 @@ class FelixStream(PushConnection, RequestConnection):
             fail(waiting, error)
         elif self._subscription or isinstance(error, AuthError):
             self.fail(error)
-        elif str(error) != str(known):  # otherwise it repeats an error that was already reported
+        elif known is None or error.message != known.message:  # otherwise it repeats an error that was already reported
             log.warning("the server refused something that nobody waits for: %s", error)
 
     def event(self, item: FelixReply) -> None:
         """One frame of the event stream."""
         if item[0] == frames.EVENTS:
             self._events_came(*item[2:])
+        elif item[0] == frames.RECORDS:
+            if self._lost is None and (rows := kernel.records_received(item[2], self._qos)):
+                self._target.on_records(self._topic, cast(Rows, rows))
         elif item[0] == 0:
             message = decode_json(item[1])
             if message.get("type") == "event":
@@ -463,9 +473,9 @@ class FelixStream(PushConnection, RequestConnection):
         code = error.close_code if isinstance(error, quic.Shut) else -1
         if code in CLOSE_CODES:
             kind, hint = CLOSE_CODES[code]
-            self.fail(kind(f"{self._trunk.where} closed the connection: {error}", hint=hint))
+            self.fail(kind(f"{self._trunk.where} closed the connection: {message_of(error)}", hint=hint))
         else:
-            self.fail(ConnectionLost(f"the connection to {self._trunk.where} ended: {error}", hint=error.hint))
+            self.fail(ConnectionLost(f"the connection to {self._trunk.where} ended: {error.message}", hint=error.hint))
 
     def pause(self) -> None:
         self._hold(True)
@@ -530,6 +540,12 @@ class FelixStream(PushConnection, RequestConnection):
             log.debug("%s did not end its side of a stream", self._trunk.where)
 
 
+def _like(one: Load, other: Load) -> bool:
+    """May both be in one frame?"""
+    same = (one.topic, one.qos, one.ttl_ms) == (other.topic, other.qos, other.ttl_ms)
+    return same and is_whole(one) == is_whole(other)
+
+
 class FelixConnector:
     """Opens streams to the Felix door; one for each bus, because all its streams share a QUIC connection."""
 
@@ -538,7 +554,7 @@ class FelixConnector:
         frame_overhead_bytes=8 + 1 + 3 * 2 + 4 + 4,
         frame_bytes_max=frames.FRAME_BYTES_MAX,
         topic_bytes_max=255,
-        ttl_ms_max=1,
+        ttl_ms_max=RECORD_TTL_MS_MAX,
         in_flight_max=1_000,
     )
     lacks: Final = {
@@ -550,11 +566,10 @@ class FelixConnector:
         "member": "the FlyMQ door has members with names",
         "retry": "the broker delivers again by itself here, as configured; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
+        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "subscribe with start=OFFSET, or use the FlyMQ door",
         "replay": "subscribe with start='earliest', or use the FlyMQ door",
-        "headers": "batches of Felix have no place for headers; put them into the value",
-        "ttl": "messages of Felix have none; values of bus.kv do, and the BlipMQ and FlyMQ doors have one for messages",
         "resume": "subscribe with durable=NAME, and with the same name again",
     }
 

@@ -217,9 +217,14 @@ class FelixSource(PushSource):
         self._room.set()  # the stream is resumed below
         await super().flush()
 
-    def _let_go(self, rows: Rows, delay: float | None) -> None:
-        super()._let_go(rows, delay)
-        if len(self._owed) < OWED_MAX:
+    @property
+    def has_dead_letters(self) -> bool:
+        """A group has none: it does not pass what it has not processed."""
+        return super().has_dead_letters and not self._wanted.group
+
+    def _let_go(self, rows: Rows, delay: float | None, dead: bool = False) -> None:
+        super()._let_go(rows, delay, dead)
+        if not dead and len(self._owed) < OWED_MAX:
             self._owed.update(row[0] for row in rows if row[1])
 
     def _down(self, error: QuintetError) -> None:

@@ -105,7 +105,10 @@ def packed(data: bytes) -> bytes:
 
 def unpacked(flags: int, payload: bytes) -> FelixReply:
     """The item of a frame whose payload was packed. ValueError says why it is none."""
-    plain = codec.frame(codec.unpack(payload, FRAME_READ_MAX), flags & ~frames.ZSTD)
+    body = codec.unpack(payload, FRAME_READ_MAX) if flags & frames.ZSTD else payload
+    if flags & frames.RECORDS:
+        return frames.RECORDS, flags, body
+    plain = codec.frame(body, flags & ~frames.ZSTD)
     items, _, fatal = kernel.felix_received(plain, 0, FRAME_READ_MAX)
     if fatal or not items:
         raise ValueError("what is inside is no frame")

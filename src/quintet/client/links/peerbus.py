@@ -76,13 +76,13 @@ class PeerConnector:
         "member": "the FlyMQ door has consumer groups, and they have members",
         "retry": "what is not acknowledged comes again with the next connection; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
+        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
         "durable": "the Felix door keeps positions by name",
         "kv": "the Felix door has a cache",
-        "headers": "an envelope has no place for headers; put them into the body",
-        "ttl": "the broker has one for all mailboxes; the BlipMQ and FlyMQ doors have one for each message",
+        "ttl": "the broker has one for all mailboxes; every other door has one for each message",
         "resume": "a mailbox goes on by itself, with what nobody has acknowledged",
     }
 

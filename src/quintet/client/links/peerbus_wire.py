@@ -18,6 +18,7 @@ import msgspec
 
 from quintet.client.core.base import ClientConnection, Fields, RequestConnection, SocketConnection
 from quintet.client.core.errors import ConnectionLost, Unsupported
+from quintet.client.core.headers import raw_pairs
 from quintet.client.core.message import log
 from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail
 from quintet.client.sources.mailbox import TOPIC_PREFIX, Identity, PeerSource
@@ -194,7 +195,7 @@ class Wire(SocketConnection):
             await self._registered
         except ConnectionLost as error:
             hint = "a wrong token, a name that belongs to another token, or not a peerbus port?"
-            raise ConnectionLost(str(error), hint=error.hint or hint) from error
+            raise ConnectionLost(error.message, hint=error.hint or hint) from error
 
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
@@ -216,7 +217,7 @@ class Wire(SocketConnection):
     def _sealed(self, call: PublishCall) -> list[bytes]:
         """The signed envelopes of a call; what is too large is noted with it."""
         me, to = self.me, recipient(call.load.topic)
-        keys, made = call.load.keys, []
+        keys, lists, made = call.load.keys, call.load.headers, list[bytes]()
         now = envelope.rfc3339(round(datetime.now(UTC).timestamp() * 1_000_000))
         for at, value in enumerate(call.load.values):
             key = keys[at] if keys is not None else None
@@ -229,7 +230,9 @@ class Wire(SocketConnection):
                     )
                 body = body_of(value)
                 codec.check_depth(body)
-                data = envelope.sign(me.secret, id=id, sender=me.name, to=to, ts=now, body=body, kid=me.kid)
+                own = lists[at] if lists is not None else b""
+                said = {"id": id, "sender": me.name, "to": to, "ts": now}
+                data = envelope.sign(me.secret, **said, body=body, kid=me.kid, headers=raw_pairs(own))
                 if len(data) > ENVELOPE_BYTES_MAX:
                     raise TooLarge(f"an envelope of {len(data)} bytes, over {ENVELOPE_BYTES_MAX}", hint="split it")
                 made.append(data)

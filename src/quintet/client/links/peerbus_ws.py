@@ -9,9 +9,12 @@ from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTrans
 
 from quintet.client.core.base import Setup, dial
 from quintet.client.core.errors import Closed, ConnectionLost
+from quintet.client.core.quiet import quiet_libraries
 from quintet.client.links.peerbus_wire import READ_BYTES_MAX, Wire, closed_because
 from quintet.client.sources.mailbox import Identity, PeerSource
 from quintet.model.errors import ProtocolError
+
+quiet_libraries()
 
 
 class SocketWire(Wire):

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol, cast
 from quintet import kernel
 from quintet.client.core.errors import BadUrl, ConnectionLost
 from quintet.client.core.message import log
+from quintet.client.core.quiet import quiet_libraries
 from quintet.client.core.url import Endpoint
 from quintet.kernel.items import QuicEvent, SocketAddress
 from quintet.model.extras import needed_by
@@ -59,6 +60,8 @@ _TLS_HINTS: Final = (
     ("not valid", "is the clock of this machine right?"),
 )
 CERT_HINT: Final = "show who you are with ?cert=FILE&key=FILE: the server asks for a certificate that it knows"
+
+quiet_libraries()
 
 
 class Flow(Protocol):
@@ -393,7 +396,7 @@ async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: flo
         except ConnectionLost as error:
             connection.close()
             if last or (isinstance(error, Shut) and error.tls):
-                raise ConnectionLost(f"cannot connect to {where}: {error}", hint=error.hint) from error
+                raise ConnectionLost(f"cannot connect to {where}: {error.message}", hint=error.hint) from error
         except BaseException:
             connection.close()
             raise

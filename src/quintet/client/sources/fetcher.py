@@ -1,8 +1,9 @@
 """Fetches some partitions in turn over one connection, as long as there is room for the messages.
 
 A round asks for all of its partitions in one write. When the last round found nothing, the last question of the next one
-may wait at the server until something comes; which partition that is changes from round to round. A filter does not
-wait there, so a plain question for one message stands in for it.
+may wait at the server until something comes; which partition that is changes from round to round. One partition alone is
+always asked for in this way: one question less for each message that comes alone. A filter does not wait there, so a plain
+question for one message stands in for it.
 """
 
 import asyncio
@@ -121,6 +122,8 @@ class Fetcher:
         return {"topic": self._topic, "partition": part.number, "offset": part.position, "max": most}
 
     def _wait_ms(self, parts: int) -> int:
+        if parts == 1 and not self._filter:
+            return WAIT_ALONE_MS  # what is there is answered at once
         if not self._idle:
             return 0
         return WAIT_ALONE_MS if parts == 1 else min(WAIT_FIRST_MS << min(self._idle, 3), WAIT_MAX_MS)

@@ -32,7 +32,7 @@ from quintet.client.core.message import LogPosition, Rows, log
 from quintet.client.core.source import Inbox, Source
 from quintet.client.sources.fetcher import Fetcher
 from quintet.client.sources.partition import AssignedPartition
-from quintet.model.errors import QuintetError
+from quintet.model.errors import QuintetError, TopicNotFound
 
 HEARTBEAT_S: Final = 3.0  # a third of the time after which the server takes a silent member for dead
 COMMIT_S: Final = 0.05  # acknowledgements gathered before they are committed
@@ -178,12 +178,19 @@ class GroupSource(Source):
         if self._group:
             await self._join(connection)
         elif not self._parts:
-            found = await connection.request("METADATA", {"topic": self._topic})
+            found = await connection.request("METADATA", {"topic": self._topic, "make": True})
             edge = "newest" if self._start == "latest" else "oldest"
             self._assign({row["id"]: row[edge] for row in found["partitions"]})
         self.resume()
 
     async def _join(self, connection: FetchConnection) -> None:
+        try:
+            await self._join_there(connection)
+        except TopicNotFound:  # as at the other doors, a subscription makes its topic
+            await connection.request("METADATA", {"topic": self._topic, "make": True})
+            await self._join_there(connection)
+
+    async def _join_there(self, connection: FetchConnection) -> None:
         answer = await connection.request(
             "SUBSCRIBE",
             {
@@ -255,18 +262,19 @@ class GroupSource(Source):
             return False
         new = found.next_offset > part.position
         fresh = found.rows
-        if fresh and fresh[0][0] < part.position:  # another fetcher had the partition before, and its answer came first
-            fresh = [row for row in fresh if row[0] >= part.position]
+        base = part.number << _SHIFT
+        if (
+            fresh and fresh[0][0] < base | part.position
+        ):  # another fetcher had the partition before, its answer came first
+            fresh = [row for row in fresh if row[0] >= base | part.position]
         part.position = max(part.position, found.next_offset)
         if not fresh:
             self._advance([part])
             return new
-        base = part.number << _SHIFT
         if self._group:
-            part.outstanding.extend([row[0] for row in fresh])
+            part.outstanding.extend([row[0] & _MASK for row in fresh])
             self._outstanding += len(fresh)
-        rows: Rows = [(base | offset, 1, value, key) for offset, key, value in fresh]
-        self._inbox.put(self._topic, rows)
+        self._inbox.put(self._topic, fresh)
         return True
 
     def pause(self) -> None:
@@ -385,9 +393,14 @@ class GroupSource(Source):
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         """Nothing is handed out twice here but by `give_back`."""
 
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
         """Hand them out again after a pause, or give them up."""
-        return await self._hand_out_again(rows, error, retry, dead_letter, None)
+        return await self._hand_out_again(rows, error, retry, dead_letter, delay)
+
+    def tried_here(self, tag: int, times: int) -> None:
+        self._attempts[tag] = times - 1  # giving it back counts once
 
     async def _hand_out_again(
         self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None

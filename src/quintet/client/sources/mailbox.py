@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from quintet.client.core.base import CLOSE_S, Channel, Setup, deadline
 from quintet.client.core.errors import Unsupported
+from quintet.client.core.headers import pack_pairs
 from quintet.client.core.message import LogPosition, Row, Rows, log
 from quintet.client.core.source import Inbox, Source
 from quintet.model import envelope
@@ -25,7 +26,6 @@ TOPIC_PREFIX: Final = "peerbus/"
 SEEN_MAX: Final = 4_096  # ids of settled messages that are remembered
 PENDING_MAX: Final = 100_000  # messages handed out and never settled that are remembered
 Known = tuple[str, str]  # sender and id: another sender that uses the same id first hides nothing
-HEADERS: Final = ("from", "to", "ts", "source", "kind")  # of a message, from its envelope
 
 
 class Identity(NamedTuple):
@@ -154,6 +154,11 @@ class PeerSource(Source):
         except ProtocolError as error:
             self._drop(str(error))
             return None
+        try:
+            envelope.headers_of(letter.headers or b"[]")
+        except ProtocolError as error:
+            self._drop(str(error))
+            return None
         if self._me.verify and not envelope.genuine(letter, self._me.secret, data):
             self._drop("its signature is not right")
             return None
@@ -175,9 +180,11 @@ class PeerSource(Source):
         self._queued.add(tag)
         if len(self._pending) > PENDING_MAX:
             self._forget(next(iter(self._pending.values())))
-        values = (letter.sender, letter.to, letter.ts, letter.source, letter.kind)
-        headers = {name: value.encode() for name, value in zip(HEADERS, values, strict=True)}
-        return tag, 1, letter.body, letter.id.encode(), headers
+        members = {"to": letter.to, "ts": letter.ts, "source": letter.source, "kind": letter.kind}
+        time = envelope.microseconds(letter.ts)
+        pairs = envelope.headers_of(letter.headers) if letter.headers else ()
+        headers = pack_pairs(pairs)
+        return tag, 1, letter.body, letter.id.encode(), headers, time, letter.sender.encode(), members
 
     def _forget(self, tag: int) -> list[str]:
         """No longer pending; the delivery keys it had."""
@@ -230,9 +237,19 @@ class PeerSource(Source):
         if retry is not None:
             raise Unsupported("this protocol does not support process(retry=)", hint=self._lacks["retry"])
 
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
         self.release(rows)
         return "will be delivered again with the next connection"
+
+    @property
+    def comes_again(self) -> bool:
+        return False
+
+    @property
+    def has_dead_letters(self) -> bool:
+        return False
 
     def release(self, rows: Rows) -> None:
         for row in rows:

@@ -51,6 +51,7 @@ class PushSource(Source):
         self._timeout = 0.0  # seconds after which the server redelivers what is not acknowledged; 0: not known
         self._in_progress: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
         self._extending: asyncio.TimerHandle | None = None
+        self._attempts: dict[int, int] = {}  # given back and not settled -> how often
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -240,6 +241,9 @@ class PushSource(Source):
         for tag in tags:
             self._tags.pop(tag, None)
             self._in_progress.pop(tag, None)
+        if self._attempts:
+            for tag in tags:
+                self._attempts.pop(tag, None)
         self._acked.extend(tags)
         connection = self._channel.newest
         if connection is None or connection.lost is not None:
@@ -263,29 +267,56 @@ class PushSource(Source):
         await connection.barrier()
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
-        if retry is not None:
-            raise Unsupported("this protocol does not support process(retry=)", hint=self._lacks["retry"])
+        if retry is not None and not self.comes_again:
+            raise Unsupported("this server does not support process(retry=)", hint=self._lacks["retry"])
         held = [tag for tag in tags if tag in self._tags]
         for tag in held:
             self._tags[tag] = True
         if self._timeout and held:
             self._extend_until(held, inf)
 
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
-        self.release(rows)
-        return "will be delivered again"
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
+        if retry is None or not self.comes_again:
+            self._let_go(rows, delay)
+            return "will be delivered again"
+        over: Rows = []
+        for row in rows:
+            times = self._attempts[row[0]] = self._attempts.pop(row[0], 0) + 1
+            if times > retry:
+                del self._attempts[row[0]]
+                over.append(row)
+        if len(self._attempts) > TRACKED_TAGS_MAX:
+            del self._attempts[next(iter(self._attempts))]
+        again = [row for row in rows if row not in over] if over else rows
+        if again:
+            self._let_go(again, delay)
+        if over and dead_letter:
+            self._let_go(over, None, dead=True)
+        elif over:
+            await self.settle([row[0] for row in over], CLOSE_S)
+        return "was given up" if len(over) == len(rows) else "will be delivered again"
+
+    @property
+    def comes_again(self) -> bool:
+        return self._words() is not None
+
+    @property
+    def has_dead_letters(self) -> bool:
+        return self._words() is not None
 
     def release(self, rows: Rows) -> None:
         """Tell the server at once; it redelivers them after its configured delay."""
         self._let_go(rows, None)
 
-    def _let_go(self, rows: Rows, delay: float | None) -> None:
+    def _let_go(self, rows: Rows, delay: float | None, dead: bool = False) -> None:
         for row in rows:
             self._tags.pop(row[0], None)
             self._in_progress.pop(row[0], None)
         connection, tags = self._words(), [row[0] for row in rows if row[1]]
         if connection is not None and self._id is not None and tags:
-            connection.nack(self._id, tags, delay)
+            connection.nack(self._id, tags, delay, dead)
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
         connection = self._channel.newest

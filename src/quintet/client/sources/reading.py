@@ -12,7 +12,7 @@ from typing import Final
 
 from quintet.client.core.base import Channel, FetchConnection, Fetched, Fields
 from quintet.client.core.errors import BadRequest, Unsupported
-from quintet.client.core.message import LogPosition, Message, MessageBatch, Rows
+from quintet.client.core.message import LogPosition, Message, MessageBatch, Rows, unacknowledged
 
 FETCH_MAX: Final = 5_000  # messages asked for at once
 _SHIFT: Final = 48  # a tag is the partition above and the offset below this bit
@@ -31,7 +31,9 @@ class Unsettled:
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         """Nothing is delivered again."""
 
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+    async def give_back(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
+    ) -> str:
         return "was only read"
 
     def release(self, rows: Rows) -> None:
@@ -53,10 +55,8 @@ class Unsettled:
         raise Unsupported("a message that was only read has no group to commit for", hint="subscribe with group=")
 
 
-def batch_of(topic: str, partition: int, found: Fetched) -> MessageBatch:
-    base = partition << _SHIFT
-    rows: Rows = [(base | offset, 0, value, key) for offset, key, value in found.rows]
-    return MessageBatch(Unsettled(), topic, rows, next_offset=found.next_offset)
+def batch_of(topic: str, found: Fetched) -> MessageBatch:
+    return MessageBatch(Unsettled(), topic, [unacknowledged(row) for row in found.rows], next_offset=found.next_offset)
 
 
 def milliseconds(moment: Moment) -> int:
@@ -96,7 +96,7 @@ async def replay(
             if filter:
                 fields["filter"] = filter
             run = await (await _connection(channel)).fetch(fields)
-            for msg in batch_of(topic, number, run):
+            for msg in batch_of(topic, run):
                 if (msg.offset or 0) < end:
                     yield msg
             if run.next_offset <= offset:
