@@ -104,9 +104,10 @@ def test_thousands_of_partitions_need_one_open_file_at_a_time() -> None:
 
     def open_(*arguments: Any, **options: Any) -> int:
         nonlocal opened, most
+        handle = plain_open(*arguments, **options)
         opened += 1
         most = max(most, opened)
-        return plain_open(*arguments, **options)
+        return handle
 
     def close(handle: int) -> None:
         nonlocal opened

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from quintet import kernel
 from quintet.broker.audit.delivery_events import EVERY_US
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.cli.folder.audit_tail import Happened, Tail, line, tail
 from quintet.log.embedded.files.segment import HEADER_BYTES, segment_name
 from quintet.log.embedded.follow import Follower
@@ -142,7 +142,7 @@ def test_a_follower_waits_for_a_batch_in_writing_and_skips_a_damaged_one() -> No
     sim = make_sim()
     client = Client(sim, "admin")
     for number in range(4):
-        client.produce("t", b"v%d" % number * 40)
+        client.produce("t", b"v%d" % number * 1_000)  # too long for a pack
     path = segment(sim, b"t")
     whole = sim.disk.read_file(path) or b""
     follower = Follower(sim.disk, path.rsplit("/", 1)[0])

@@ -59,7 +59,7 @@ def test_completion(shell: str) -> None:
 
 def test_completion_answers_with_commands() -> None:
     done = quintet(_QUINTET_COMPLETE="bash_complete", COMP_WORDS="quintet co", COMP_CWORD="1")
-    assert done.stdout.splitlines() == ["plain,config", "plain,completion"]
+    assert done.stdout.splitlines() == ["plain,conn", "plain,config", "plain,completion"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`quintet mcp` as a host of a model sees it: a process with pipes, against a real broker; and its framing, byte by byte."""
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -21,13 +22,15 @@ from quintet.client.links.peerbus import SECRET_VARIABLE
 from tests.client.server import Server, running
 
 SECRET = "0123456789abcdef0123456789abcdef"
-WAIT_S = 20
+WAIT_S = 60
+NUMBERS = itertools.count()  # of the names, so that no test gets what was sent to another one
 
 
 class Host:
     """One `quintet mcp` process."""
 
     def __init__(self, url: str) -> None:
+        self.name = url.partition("?name=")[2]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "quintet", "mcp", "--url", url],
             stdin=subprocess.PIPE,
@@ -82,7 +85,7 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def host(broker: Server) -> Iterator[Host]:
-    host = Host(broker.peer("mcp.model"))
+    host = Host(broker.peer(f"mcp.model{next(NUMBERS)}"))
     try:
         yield host
     finally:
@@ -95,7 +98,7 @@ def test_a_session(host: Host, broker: Server) -> None:
     assert hello["protocolVersion"] == "2025-06-18"
     assert hello["capabilities"] == {"tools": {"listChanged": False}}
     assert hello["serverInfo"] == {"name": "quintet-peerbus", "version": quintet.__version__}
-    assert "mcp.model" in hello["instructions"]
+    assert host.name in hello["instructions"]
     assert host.ask("ping")["result"] == {}
     tools = host.ask("tools/list")["result"]["tools"]
     assert [tool["name"] for tool in tools] == ["bus.send", "bus.broadcast", "bus.peers", "bus.drain"]
@@ -104,25 +107,25 @@ def test_a_session(host: Host, broker: Server) -> None:
     assert host.tool("bus.drain")["structuredContent"] == {"messages": [], "more": False}
     with quintet.sync.peer(broker.peer("mcp.friend")) as friend:
         assert host.tool("bus.peers")["structuredContent"] == {
-            "self": "mcp.model",
-            "peers": ["mcp.friend", "mcp.model"],
+            "self": host.name,
+            "peers": ["mcp.friend", host.name],
         }
         sent = host.tool("bus.send", to="mcp.friend", body={"text": "hi"})["structuredContent"]["id"]
         got = friend.receive(timeout=WAIT_S)
-        assert (got.id, got.sender, got.body) == (sent, "mcp.model", {"text": "hi"})
+        assert (got.id, got.sender, got.body) == (sent, host.name, {"text": "hi"})
         got.ack()
         host.tool("bus.broadcast", body=[1])
         got = friend.receive(timeout=WAIT_S)
         assert (got.kind, got.body) == ("broadcast", [1])
         got.ack()
         for n in range(3):
-            friend.send("mcp.model", {"n": n}, id=f"m{n}")
+            friend.send(host.name, {"n": n}, id=f"m{n}")
     two = drained(host, 2)
     assert two == [{"id": f"m{n}", "from": "mcp.friend", "source": "peer-bus", "body": {"n": n}} for n in range(2)]
     code, out, err = host.end()
     assert (code, out, err) == (0, b"", b"")
 
-    again = Host(broker.peer("mcp.model"))
+    again = Host(broker.peer(host.name))
     try:
         assert [row["id"] for row in drained(again, 1)] == ["m2"], "what was handed over was acknowledged, and no more"
         assert again.end()[0] == 0
@@ -329,6 +332,7 @@ def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
 
         presence = Presence(lambda: quintet.peer(broker.peer("mcp.inner")))
         async with running_task(presence.run()):
+            await presence.started()  # cancelled while it opens, it would leave its connection to the collector
             server = mcp.McpServer(presence)
             server._tools["bus.peers"] = never
             await server.run(chunks(), lambda line: said.append(json.loads(line)))
@@ -422,10 +426,10 @@ def test_the_official_client_uses_the_bus(broker: Server) -> None:
 
 
 def test_a_number_that_python_cannot_hold_takes_no_other_message_with_it(host: Host, broker: Server) -> None:
-    assert "mcp.model" in host.tool("bus.peers")["structuredContent"]["peers"]  # from here on it is known
+    assert host.name in host.tool("bus.peers")["structuredContent"]["peers"]  # from here on it is known
     with quintet.sync.peer(broker.peer("mcp.odd")) as friend:
         for id, body in (("o1", b"1"), ("o2", b'{"a":1e400}'), ("o3", b"1" * 5_000), ("o4", b'"last"')):
-            friend.send("mcp.model", Raw(body), id=id)
+            friend.send(host.name, Raw(body), id=id)
     rows: list[dict[str, Any]] = []
     while len(rows) < 4:
         host.write(

@@ -102,7 +102,8 @@ def test_formats(cli: Cli, topic: str) -> None:
     cli.run("pub", topic, "text")
     cli.run("pub", topic, "--raw", data=b"\xff\x00")
     rows = [json.loads(line) for line in finish(as_json)[1].splitlines()]
-    assert rows[0] == {"topic": topic, "qos": 1, "tag": rows[0]["tag"], "value": "text"}
+    told = {"timestamp_us": rows[0]["timestamp_us"], "origin": "blipmq:dev"}
+    assert rows[0] == {"topic": topic, "qos": 1, "tag": rows[0]["tag"], **told, "value": "text"}
     assert rows[1]["value_base64"] == "/wA="
     assert finish(as_hex)[1] == b"74657874\nff00\n"
 

@@ -30,6 +30,8 @@ LATE = {
     "google.protobuf": "validates what has a schema",
     "aioquic": "speaks QUIC where the kernel is not native",
     "quintet.kernel.pure": "stands in where the kernel is not native",
+    "opentelemetry": "exports spans: no collector is configured",
+    "quintet.otlp": "exports spans: no collector is configured",
     "quintet.client": "is the other side",
     "quintet.bench": "is the other side",
     "pytest": "would mean that this test does not look at a broker of its own",

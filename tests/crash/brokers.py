@@ -22,8 +22,8 @@ from quintet.protocols.flymq.door import FLYMQ
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-START_S = 20.0  # a broker that is neither ready nor gone after this is a hang
-STOP_S = 15.0
+START_S = 60.0  # a broker that is neither ready nor gone after this is a hang
+STOP_S = 60.0
 COMMAND_S = 60.0
 
 CALLS = ("write", "pwrite64", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "open", "unlink", "mkdir")
@@ -34,6 +34,7 @@ SETTINGS = {
     "QUINTET_LISTENERS__FLYMQ__PORT": "0",
     "QUINTET_LISTENERS__FLIGHT__ENABLED": "false",
     "QUINTET_LISTENERS__ADMIN__ENABLED": "false",
+    "QUINTET_LISTENERS__CONSOLE__ENABLED": "false",
     **{f"QUINTET_LISTENERS__{door.key.upper()}__ENABLED": "false" for door in DOORS if door not in (BLIPMQ, FLYMQ)},
     "QUINTET_TOPICS__SEGMENT_BYTES": "131072",
     "QUINTET_DELIVERY__ATTEMPTS_MAX": "1000",

@@ -286,8 +286,7 @@ class Campaign:
     def _judge_blip(
         self, history: History, broker: Broker, before: Disk, after: Disk, settled: set[load.Place]
     ) -> None:
-        mine = {topic: after[topic] for topic in load.TOPICS if topic in after}
-        self.counts.take(load.judge(history, mine))
+        self.counts.take(load.judge(history, load.topics_of(after)))
         self.counts.take(load.kept(before, after))
         self.counts.take(load.delivered_is_on_disk(history.delivered, after))
         self.counts.take(load.drain(history, broker.address, after, load.unsettled(after, settled)))

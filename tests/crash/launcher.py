@@ -75,6 +75,7 @@ def ack_early() -> None:
 
         return call
 
+    OsDisk.native = False
     OsDisk.pwritev = pwritev  # type: ignore[method-assign]
     OsDisk.truncate = ordered(truncate)  # type: ignore[method-assign]
     OsDisk.close = ordered(close)  # type: ignore[method-assign]
@@ -83,6 +84,7 @@ def ack_early() -> None:
 
 def no_fsync() -> None:
     """Nothing is ever synced: the page cache survives a kill, but not the power."""
+    OsDisk.native = False
     OsDisk.fdatasync = lambda self, handle: None  # type: ignore[method-assign]
     OsDisk.fsync_dir = lambda self, path: None  # type: ignore[method-assign]
 
@@ -100,6 +102,7 @@ def deaf() -> None:
 
         return call
 
+    OsDisk.native = False
     OsDisk.pwritev = silent(write)  # type: ignore[method-assign]
     OsDisk.fdatasync = silent(sync)  # type: ignore[method-assign]
 

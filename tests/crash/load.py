@@ -28,6 +28,8 @@ TOPICS = ("alpha", "beta", "gamma")
 PRODUCERS = 4
 BURST_MAX = 40  # publishes per barrier
 CONSUMER_ACKS = 0.7  # share
+SMALL_SHARE = 0.25  # of bursts: each message to another topic, so that there are always some that just began (ADR 31)
+SMALL_TOPICS = 64  # of each producer
 PING_BIT = 1 << 62
 
 Message = tuple[int, int]  # producer, number
@@ -111,8 +113,9 @@ class History:
 class Load:
     """Producers and one consumer on one broker, until stopped or until it dies."""
 
-    def __init__(self, history: History, address: str, consume: bool = True) -> None:
+    def __init__(self, history: History, address: str, consume: bool = True, small_share: float = SMALL_SHARE) -> None:
         self._history = history
+        self._small_share = small_share
         self._address = address
         self._stop = threading.Event()
         jobs = [threading.Thread(target=self._guard, args=(self._produce, n)) for n in range(PRODUCERS)]
@@ -152,10 +155,12 @@ class Load:
         peer.login()
         mine = history.attempted[number]
         while not self._stop.is_set():
-            topic = chance.choice(TOPICS)
             first, count = len(mine), chance.randint(1, BURST_MAX)
-            mine.extend([topic] * count)
-            burst = [wire.publish(n, topic.encode(), payload((number, n))) for n in range(first, first + count)]
+            if chance.random() < self._small_share:
+                mine.extend(f"small.{number}.{chance.randrange(SMALL_TOPICS)}" for _ in range(count))
+            else:
+                mine.extend([chance.choice(TOPICS)] * count)
+            burst = [wire.publish(n, mine[n].encode(), payload((number, n))) for n in range(first, first + count)]
             peer.send(b"".join(burst))
             refused = set()
             for found in peer.barrier(PING_BIT | first):
@@ -197,6 +202,11 @@ def took(history: History, peer: Client, found: wire.Frame, settle: bool) -> tup
 
 
 # -- judgement ----------------------------------------------------------------------------------------------------------
+
+
+def topics_of(found: dict[str, reader.Found]) -> dict[str, reader.Found]:
+    """The topics that this load publishes to, of all that are on the disk."""
+    return {topic: one for topic, one in found.items() if topic in TOPICS or topic.startswith("small.")}
 
 
 def judge(history: History, found: dict[str, reader.Found], acked: set[Message] | None = None) -> Verdict:

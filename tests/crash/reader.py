@@ -12,7 +12,7 @@ from pathlib import Path
 import google_crc32c
 from blake3 import blake3
 
-from tests.log.journal_reader import Patches, patched, patches
+from tests.log.journal_reader import Patches, partitions, patched, patches, segments
 
 SEGMENT_HEAD = struct.Struct("<8sIIIIIIQq")
 BATCH_HEAD = struct.Struct("<4sIIHHQIIqqQIHH")
@@ -43,8 +43,11 @@ def read(directory: Path) -> dict[str, Found]:
     """Every topic of a user (partition 0), by name. Internal tables are read too, for their checksums."""
     found: dict[str, Found] = {}
     journal = patches(directory)
-    for folder in sorted((directory / "topics").glob("*")):
-        partition = _read_partition(folder / "0", journal, dense=int(folder.name) >= FIRST_USER_TOPIC)
+    for place in partitions(directory, journal):
+        folder = place.parent
+        if place.name != "0":
+            continue
+        partition = _read_partition(place, journal, dense=int(folder.name) >= FIRST_USER_TOPIC)
         if partition is not None:
             name = partition.topic if int(folder.name) >= FIRST_USER_TOPIC else f"internal {folder.name}"
             if name in found:
@@ -54,7 +57,7 @@ def read(directory: Path) -> dict[str, Found]:
 
 
 def _read_partition(folder: Path, journal: Patches, dense: bool) -> Found | None:
-    names = sorted(folder.glob("*.seg"))
+    names = segments(folder, journal)
     result: Found | None = None
     for number, path in enumerate(names):
         last = number == len(names) - 1

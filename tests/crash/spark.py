@@ -33,6 +33,7 @@ from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from tests.client.server import Server
 from tests.crash import load
+from tests.spark.machines import CACHE, MEMORY
 
 HERE = Path(__file__).parent
 PARTITIONS = 4
@@ -82,8 +83,9 @@ class Driver:
             **os.environ,
             "CRASH_SABOTAGE": "yes" if sabotage else "",
             "CRASH_LIFE": str(life),
-            "QUINTET_SPARK_MEMORY": "1g",
+            "QUINTET_SPARK_MEMORY": MEMORY,
             "PYTHONPATH": str(HERE.parents[1] / "src"),
+            "XDG_CACHE_HOME": str(CACHE),
         }
         words = [str(folder), url, str(rows), trigger, "yes" if shuffle else "no", "local[2,8]"]
         with self.said.open("wb") as log:

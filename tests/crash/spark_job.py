@@ -24,6 +24,7 @@ from quintet.spark.source import sinks
 from quintet.spark.source.options import write_options
 from quintet.spark.source.source import QuintetSource
 from quintet.spark.source.writer import StreamWriter
+from tests.spark.machines import QUICK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,7 +58,7 @@ def main() -> None:
     os.environ["CRASH_FOLDER"] = folder
     os.environ["CRASH_DRIVER"] = str(os.getpid())
     conf = {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK,
         "spark.sql.shuffle.partitions": "3",
     }
     spark = session(master, conf=conf)

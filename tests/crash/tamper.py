@@ -44,7 +44,7 @@ def chained(path: Path) -> bool:
 
 
 def segments(directory: Path) -> list[Path]:
-    """Those of users' topics, the fullest first."""
+    """Files of users' topics, the fullest first; packs hold too little."""
     mine = [path for path in directory.glob("topics/*/*/*.seg") if int(path.parts[-3]) >= FIRST_USER_TOPIC]
     found = [path for path in mine if chained(path)]
     return sorted(found, key=lambda path: -len(batches(path.read_bytes())))

@@ -15,7 +15,7 @@ from tests.wire import blipmq as wire
 
 pytestmark = pytest.mark.crash
 INJECTIONS = 25
-CYCLES = 3
+CYCLES = 1
 CONTROLS = 2
 SILENCE_S = 0.5
 SAVED_S = 1.5  # by when the broker has saved a consumer's progress: it does so every 200 ms

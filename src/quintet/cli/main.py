@@ -8,11 +8,13 @@ is not installed is such a failure, whichever import of whichever command wanted
 import difflib
 import importlib
 import json
+import os
 import platform
 import sys
 from typing import Final, NamedTuple, NoReturn
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem, get_completion_class
 
 from quintet import __version__
@@ -32,6 +34,15 @@ class Row(NamedTuple):
 
 COMMANDS: Final = {
     "serve": Row("quintet.cli.serve:serve", "Run the broker."),
+    "status": Row("quintet.cli.operate.status:status", "A running broker on one screen."),
+    "top": Row("quintet.cli.operate.status:top", "Busiest topics, groups and doors, live."),
+    "doctor": Row("quintet.cli.operate.doctor:doctor", "Find what is wrong with a broker or its machine."),
+    "health": Row("quintet.cli.operate.health:health", "Ask a broker whether it is ready."),
+    "conn": Row("quintet.cli.operate.conn:conn", "Connections of a running broker: list, show, kick."),
+    "explain": Row("quintet.cli.operate.conn:explain", "The journey of one message."),
+    "upgrade": Row(
+        "quintet.cli.operate.upgrade:upgrade", "What this version would do with a data folder and a configuration."
+    ),
     "pub": Row("quintet.cli.messages.pubsub:pub", "Publish messages."),
     "sub": Row("quintet.cli.messages.pubsub:sub", "Receive messages."),
     "kv": Row("quintet.cli.messages.kv:kv", "Key-value cache with expiry and versions."),
@@ -54,6 +65,9 @@ COMMANDS: Final = {
     "config": Row("quintet.cli.manage.config:config", "Write, check and explain the configuration."),
     "protocol": Row("quintet.cli.protocol:protocol", "Wire protocols: list operations, decode frames."),
     "log": Row("quintet.cli.folder.log:log", "Verify, read and repair a data folder."),
+    "backup": Row("quintet.cli.folder.backup:backup", "Back up a data folder while its broker runs."),
+    "restore": Row("quintet.cli.folder.backup:restore", "Restore a backup into a new data folder."),
+    "profile": Row("quintet.cli.manage.profile:profile", "Name brokers, so that a URL and a password are typed once."),
     "completion": Row("quintet.cli.main:completion", "Print the completion script for a shell."),
 }
 
@@ -64,6 +78,13 @@ EXTRAS: Final = {
     "pipeline": "spark",
     "spark": "spark",
 }  # named first to their users
+
+
+# Commands that reach no broker by a URL: a profile means nothing to them, and a broken one does not stop them.
+LOCAL: Final = frozenset({
+    "serve", "health", "status", "top", "doctor", "conn", "explain", "upgrade", "token", "audit", "config", "protocol", "log", "backup", "restore", "profile",
+    "completion",
+})  # fmt: skip
 
 
 class LazyGroup(click.Group):
@@ -121,10 +142,11 @@ def versions() -> dict[str, object]:
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--profile", envvar="QUINTET_PROFILE", help="Use the broker of this profile (or QUINTET_PROFILE).")
 @click.option("--version", is_flag=True, help="Print the version and which kernel is in use.")
 @click.option("--json", "as_json", is_flag=True, help="With --version: as JSON.")
 @click.pass_context
-def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
+def cli(ctx: click.Context, profile: str | None, version: bool, as_json: bool) -> None:
     """One message broker, five wire protocols, one durable log.
 
     \b
@@ -132,6 +154,7 @@ def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
     quintet sub orders --count 1                wait for one message
     quintet pub orders 'hello'                  send it
     quintet tail orders --from -10m             read without consuming
+    quintet profile add prod --url URL          then: quintet --profile prod topic list
     quintet config init > quintet.toml          every option with its default
     quintet log verify /var/lib/quintet         check every byte of a data folder
 
@@ -146,6 +169,34 @@ def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
         )
     elif ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+    elif ctx.invoked_subcommand not in LOCAL:
+        typed = ctx.get_parameter_source("profile") is ParameterSource.COMMANDLINE
+        if typed or not os.environ.get("QUINTET_URL"):
+            use_profile(ctx, profile, ctx.invoked_subcommand)
+
+
+def use_profile(ctx: click.Context, name: str | None, command: str) -> None:
+    """Take the broker of this profile, or of the one in use, where a command is given no --url: every command reads QUINTET_URL, and
+    those of Spark QUINTET_FLIGHT_URL before it."""
+    from quintet.cli.terminal import profiles
+
+    if name is None and not profiles.file().exists():
+        return
+    found = profiles.load()
+    name = name or found.used
+    if not name:
+        return
+    url = found.url(name, command)
+    variable = "QUINTET_FLIGHT_URL" if url.startswith("flight") else "QUINTET_URL"
+    before = os.environ.get(variable)
+    os.environ[variable] = url
+
+    @ctx.call_on_close
+    def _restore() -> None:
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
 
 
 @click.command()
@@ -167,7 +218,7 @@ def line_of(error: QuintetError) -> str:
     """What is said of it."""
     from quintet.cli.terminal.output import printable
 
-    return printable(f"quintet: {error} ({error.hint})" if error.hint else f"quintet: {error}")
+    return printable(f"quintet: {error}")
 
 
 def fail(error: QuintetError) -> NoReturn:

@@ -32,7 +32,7 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
     QUINTET_LISTENERS__BLIPMQ__PORT=0 quintet serve --dev --print-ready
 
     Environment variables QUINTET_SECTION__KEY override the file, flags override both. SIGTERM drains and stops;
-    SIGHUP reloads certificates and credentials.
+    SIGHUP reloads certificates and credentials. QUINTET_TELEMETRY__ENDPOINT=http://HOST:4318 exports spans of sampled messages.
     """
     _load_quickly()
     from quintet.config import Settings

@@ -14,7 +14,7 @@ import itertools
 import json
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -23,7 +23,8 @@ from pydantic_core import PydanticCustomError
 
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
-from quintet.broker.sections import AuditSection, CacheSection, DeliverySection, LimitSection, Tenant
+from quintet.broker.sections import AuditSection, CacheSection, DeliverySection, LimitSection, TelemetrySection, Tenant
+from quintet.config.credentials import with_credentials
 from quintet.config.doors import Listeners, load_plugins, with_plugins
 from quintet.config.fields import matches, read_secret
 from quintet.config.renaming import Item, OldName, dotted, renamed_items, renamed_tree
@@ -55,17 +56,29 @@ DEV_USER: Final = "admin"
 DEV_PASSWORD: Final = "admin"
 DEV_DATA: Final = ".quintet"
 
+SECRETS: Final = (
+    "key",
+    "key_sha256",
+    "password",
+    "password_argon2",
+    "secret",
+    "hmac_secret",
+)  # fields that are not shown
+
 ENV_PREFIX: Final = "QUINTET_"
 ENV_SEPARATOR: Final = "__"
 # Variables that are not options of the broker: other commands, the kernel and the tests read them.
 ENV_OTHER: Final = frozenset({
     "QUINTET_URL", "QUINTET_PURE", "QUINTET_CONFIG", "QUINTET_JAVA_HOME", "QUINTET_SPARK_MEMORY", "QUINTET_SPARK_LOG",
-    "QUINTET_DIFF_CASES", "QUINTET_FLIGHT_URL", "QUINTET_TOKEN_SECRET", "QUINTET_PEERBUS_SECRET",
+    "QUINTET_DIFF_CASES", "QUINTET_FLIGHT_URL", "QUINTET_PROFILE", "QUINTET_TOKEN_SECRET", "QUINTET_PEERBUS_SECRET",
+    "QUINTET_ADMIN", "QUINTET_CONSOLE",
 })  # fmt: skip
 ENV_OTHER_PREFIX: Final = "QUINTET_TEST_"
 
 KEYS_LISTED_MAX: Final = 12  # in an error about an unknown key
 
+# Path of a key -> where its value came from, for keys that the defaults did not give.
+Origins = dict[tuple[str, ...], str]
 Warn = Callable[[OldName], None]
 
 
@@ -318,11 +331,30 @@ class Settings(Section):
     cache: CacheSection = Field(default=CacheSection(), description="The caches of the Felix door.")
     peers: Peers = Field(default=Peers(), description="What peers of the peerbus door may do.")
     audit: AuditSection = Field(default=AuditSection(), description="What can be proved afterwards.")
+    telemetry: TelemetrySection = Field(
+        default=TelemetrySection(), description="Spans of sampled messages, exported to an OpenTelemetry collector."
+    )
     topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")
     delivery: DeliverySection = Field(
         default=DeliverySection(), description="How messages reach subscribers that acknowledge."
     )
     limits: LimitSection = Field(default=LimitSection(), description="What the broker protects itself with.")
+    _origins: "Origins" = PrivateAttr(default_factory=dict)
+
+    @property
+    def origins(self) -> "Origins":
+        """Where each value that is not a default came from."""
+        return self._origins
+
+    def take_origins(self, of: "Settings", paths: Iterable[str]) -> None:
+        """These options are of another configuration now: so is where they come from."""
+        taken = [tuple(path.split(".")) for path in paths]
+
+        def among(path: tuple[str, ...]) -> bool:
+            return any(path[: len(each)] == each or each[: len(path)] == path for each in taken)
+
+        kept = {path: origin for path, origin in self._origins.items() if not among(path)}
+        self._origins = kept | {path: origin for path, origin in of.origins.items() if among(path)}
 
     @field_validator("keys")
     @classmethod
@@ -398,9 +430,6 @@ class Settings(Section):
 
 # -- layers -----------------------------------------------------------------------------------------------------------
 
-# Path of a key -> where its value came from, for keys that the file or the defaults did not give.
-Origins = dict[tuple[str, ...], str]
-
 
 def _put(tree: dict[str, object], path: tuple[str, ...], value: object) -> None:
     for name in path[:-1]:
@@ -460,9 +489,11 @@ def load_with_origins(
         kind = settings_with(first.plugins)
         renamed = [[*renamed_items(layer, kind, found)] for layer in layers]
         tree, origins = _merged(renamed_tree(written, kind, str(file), found), renamed, str(file))
+        tree = {name: with_credentials(value, environ) for name, value in tree.items()}
         if first.dev:
             _apply_dev(tree, origins, kind)
         settings = kind.model_validate(tree)
+        settings._origins = origins
     except ValidationError as error:
         raise _explain(error, file, origins, kind, old_names) from None
     return settings, origins
@@ -503,7 +534,11 @@ def _apply_dev(tree: dict[str, object], origins: Origins, kind: type[Settings]) 
         origins.setdefault((name,), "preset of dev")
     listeners = tree.setdefault("listeners", {})
     doors = kind.model_fields["listeners"].default.doors
-    for name, key, value in ((door.key, key, value) for door in doors for key, value in door.dev.items()):
+    presets = [
+        ("console", "enabled", True),
+        *((door.key, key, value) for door in doors for key, value in door.dev.items()),
+    ]
+    for name, key, value in presets:
         extra = listeners.setdefault(name, {}) if isinstance(listeners, dict) else None
         if isinstance(extra, dict) and key not in extra:
             extra[key] = value
@@ -573,7 +608,7 @@ def _origin_of(path: tuple[str | int, ...], origins: Origins) -> str | None:
 
 
 def _is_secret(path: tuple[str | int, ...]) -> bool:
-    return bool(path) and path[-1] in ("key", "key_sha256", "password", "password_argon2", "secret", "hmac_secret")
+    return bool(path) and path[-1] in SECRETS
 
 
 def _nearest(path: tuple[str | int, ...], kind: type[Section]) -> str:

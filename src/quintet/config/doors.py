@@ -1,4 +1,4 @@
-"""Joins the sections of all doors to one: those of protocols/doors.py, those that the configuration adds, Flight and admin."""
+"""Joins the sections of all doors to one: those of protocols/doors.py, those that the configuration adds, Flight, console, admin."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field, create_model
 
+from quintet.console.section import ConsoleListener
 from quintet.flight.section import FlightListener
 from quintet.model.errors import ConfigError
-from quintet.model.sections import Port, Section
+from quintet.model.sections import Port, Section, Unbounded
 from quintet.protocols.door import AnyDoor, Door
 from quintet.protocols.doors import DOORS, Doors
 from quintet.protocols.options import Listener
@@ -21,6 +22,9 @@ class AdminListener(Listener):
     """Health and metrics over HTTP."""
 
     port: Port = Field(default=8080, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    labels_max: Unbounded = Field(
+        default=1_000, description="Topics, and groups, that get series of their own in /metrics; the others share one."
+    )
 
 
 class _Listeners(Section):
@@ -45,10 +49,12 @@ if TYPE_CHECKING:
         """As it is made below."""
 
         flight: FlightListener = FlightListener()
+        console: ConsoleListener = ConsoleListener()
         admin: AdminListener = AdminListener()
 
 else:
     flight = FlightListener(), "The Arrow Flight door: columns for Spark, DuckDB, Polars, pandas."
+    console = ConsoleListener(), "The web console: off unless it is configured, on in `--dev`."
     admin = AdminListener(), "Health and metrics over HTTP."
     Listeners = create_model(
         "Listeners",
@@ -57,7 +63,7 @@ else:
         **_fields(DOORS),
         **{
             name: (type(default), Field(default=default, description=text))
-            for name, (default, text) in {"flight": flight, "admin": admin}.items()
+            for name, (default, text) in {"flight": flight, "console": console, "admin": admin}.items()
         },
     )
     Listeners.doors = DOORS

@@ -9,6 +9,7 @@ The rule. A key is what it is about, then its unit, then `_max` or `_min` if it 
     a size                          `_bytes`           of a file, or of what is kept until the oldest goes
     a bound on a size               `_bytes_max`       what is larger is refused, or waits; `_bytes_min` if what is smaller is
     a time                          `_seconds`         with a fraction where it may be short; no other unit of time
+    a share                         `_ratio`           0 to 1
     a number that bounds nothing    its plain name     `port`, `partitions`; there are no others
     a switch                        what is so if it is true, without an ending: `enabled`, `insecure`, `require_exp`
 
@@ -21,6 +22,8 @@ import os
 import stat
 from pathlib import Path
 
+from quintet.config.credentials import is_credential
+
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a topic name falls under a pattern: equal, or a prefix if the pattern ends in *."""
@@ -28,11 +31,12 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def read_secret(path: Path) -> str:
-    """The one line in a key file. ValueError if others may read it, or if there is nothing in it."""
+    """The one line in a key file. ValueError if others may read it, or if there is nothing in it. Its group may read a credential:
+    systemd gives the service access by an access list, and Kubernetes by a group, and both show in the mode as that."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
+            if mode & (0o037 if is_credential(path, os.environ) else 0o077):
                 raise ValueError(f"{path} can be read by others (mode {mode:04o}); chmod 600 {path}")
             secret = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -27,7 +27,7 @@ def read_key_set(path: Path) -> tuple[TenantKey, ...]:
     try:
         return read_jwks(data)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}", hint=error.hint) from None
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def tenant_keys(everybody: Path | None, tenants: tuple[Tenant, ...]) -> Mapping[str, tuple[TenantKey, ...]]:

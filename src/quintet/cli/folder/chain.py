@@ -3,6 +3,7 @@
 The work is done by quintet.log.chain; this file chooses, prints, and turns the verdict into an exit code.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,10 +46,11 @@ ANCHORS = click.option(
     help="The key of the chain, if it has one; repeatable, after a change of keys.",
 )
 @json_option
+@click.option("--progress", is_flag=True, help="Say on stderr which partition was followed, as JSON lines.")
 @click.pass_context
 def verify(
-    ctx: click.Context, folder: Path, file: Path | None, head: str, key_files: tuple[Path, ...], as_json: bool
-) -> None:
+    ctx: click.Context, folder: Path, file: Path | None, head: str, key_files: tuple[Path, ...], as_json: bool, progress: bool
+) -> None:  # fmt: skip
     """Follow the chain of every topic and compare it with the anchors.
 
     \b
@@ -75,7 +77,8 @@ def verify(
         mended = _mended(disk, directory)
     except OSError as error:
         raise ConfigError(f"{error.filename or directory}: cannot be read: {error.strerror or error}") from error
-    found = chain.verify_directory(mended, directory, numbered, read_anchors, head, _progress(as_json))
+    say = _progress_lines(mended, directory) if progress else _progress(as_json)
+    found = chain.verify_directory(mended, directory, numbered, read_anchors, head, say)
     if as_json:
         say_json(_as_json(found))
     else:
@@ -155,6 +158,20 @@ def _progress(quiet: bool) -> "Callable[[PartitionVerdict], None]":
             f"{shown(verdict.name.encode()) or verdict.topic_id} {verdict.partition}: {verdict.rows:,} records, {state}",
             err=True,
         )
+
+    return show
+
+
+def _progress_lines(disk: "Disk", directory: str) -> "Callable[[PartitionVerdict], None]":
+    """For programs: one line of JSON for each partition, with how many there are."""
+    from quintet.log.chain import partition_count
+
+    total = partition_count(disk, directory)
+
+    def show(verdict: "PartitionVerdict") -> None:
+        line = {"topic": verdict.name, "partition": verdict.partition, "records": verdict.rows, "bytes": verdict.size,
+                "broken": verdict.broken is not None, "of": total}  # fmt: skip
+        echo(json.dumps(line), err=True)
 
     return show
 

@@ -13,6 +13,7 @@ import click
 
 from quintet.cli.terminal.output import echo
 from quintet.model.errors import DataDirError
+from quintet.model.scheduler import Write
 
 if TYPE_CHECKING:
     from quintet.broker.repair import Found
@@ -49,6 +50,9 @@ class Inline:
             done(result)
 
         self._calls.append(run)
+
+    def write(self, work: Write, done: Callable[[BaseException | None], None]) -> None:
+        self.offload(work, done)
 
     def run_all(self) -> None:
         while self._calls:

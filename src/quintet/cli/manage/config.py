@@ -7,8 +7,8 @@ loaded by what uses it: pydantic, of which it is made, comes with the server, an
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,7 +18,6 @@ from quintet.model.errors import ConfigError
 if TYPE_CHECKING:
     from quintet.config import Plugins
     from quintet.config.renaming import OldName
-    from quintet.model.sections import Section
 
 FILE = click.option(
     "--config",
@@ -29,87 +28,10 @@ FILE = click.option(
 )
 
 
-class Option(NamedTuple):
-    """One key of the tree as data."""
-
-    path: tuple[str, ...]
-    kind: str
-    default: object
-    required: bool
-    help: str
-    listed: bool  # inside a list of tables
-
-    @property
-    def key(self) -> str:
-        return ".".join(self.path)
-
-    @property
-    def variable(self) -> str:
-        from quintet.config import ENV_PREFIX, ENV_SEPARATOR
-
-        return ENV_PREFIX + ENV_SEPARATOR.join(self.path).upper()
-
-
-class TomlTable(NamedTuple):
-    """One table of the file with its own keys, in the order of the tree."""
-
-    path: tuple[str, ...]
-    help: str
-    listed: bool
-    options: list[Option]
-
-
-def tables(
-    section: "type[Section] | None" = None, path: tuple[str, ...] = (), listed: bool = False
-) -> Iterator[TomlTable]:
-    """A section, the whole tree if none is given: tables before the tables in them."""
-    from quintet.config import Settings
-    from quintet.model.sections import section_of
-
-    section = section or Settings
-    options: list[Option] = []
-    below: list[Iterator[TomlTable]] = []
-    for name, field in section.model_fields.items():
-        here = (*path, name)
-        inner = section_of(field.annotation)
-        if inner is not None:
-            is_list = field.annotation is not inner
-            below.append(tables(inner, here, listed=is_list))
-            continue
-        kind = _kind(field.annotation)
-        options.append(Option(here, kind, field.default, field.is_required(), field.description or "", listed))
-    yield TomlTable(path, " ".join((section.__doc__ or "").split()), listed, options)
-    for one in below:
-        yield from one
-
-
-def _kind(annotation: object) -> str:
-    """A field's type in a reader's words."""
-    words: dict[object, str] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
-    if annotation in words:
-        return words[annotation]
-    parts = [part for part in get_args(annotation) if part not in (type(None), Ellipsis)]
-    if all(isinstance(part, str) for part in parts):
-        return ", ".join(parts)
-    if getattr(annotation, "__origin__", None) is tuple:
-        return "list of " + _kind(parts[0])
-    return _kind(parts[0])
-
-
-def toml(value: object) -> str:
-    """A default as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(item) for item in value)}]"
-    if isinstance(value, PurePath):
-        value = str(value)
-    return json.dumps(value)
-
-
 def example(plugins: "Plugins | None" = None) -> str:
     """A whole file: every key with its default, commented out. Doors of plugins are named: without them their tables are unknown."""
     from quintet.config import Plugins, settings_with
+    from quintet.config.options import tables, toml
 
     plugins = plugins or Plugins()
     named = {"plugins.doors": toml(plugins.doors)} if plugins.doors else {}
@@ -165,7 +87,21 @@ $ quintet pub --url 'flymqs://shop:PASSWORD@HOST:9092?ca=cert.pem' orders hello
 
 A client trusts the system's authorities, or the file in `ca`. Users of the file are as the file says after every start and
 SIGHUP, whatever was changed on the wire (a disabled one stays disabled); users made with `quintet user create` are kept in
-the log and stay. `quintet acl set` narrows topics down further. `deploy/quintet.service` is a unit for systemd."""
+the log and stay. `quintet acl set` narrows topics down further.
+
+## Credentials
+
+A value that begins with `$CREDENTIALS_DIRECTORY/` is a file in the folder that this variable names. systemd sets it for a unit with
+`LoadCredential=`; in a container it is where secrets are mounted:
+
+```toml
+[[users]]
+name = "ops"
+password_file = "$CREDENTIALS_DIRECTORY/quintet_ops"   # /etc/quintet/credentials/ops, by deploy/quintet.service
+```
+
+The group may read such a file, others may not. `deploy/` has a unit for systemd, a Containerfile, a compose file and a Helm chart that
+work this way ([deploy/README.md](../deploy/README.md)). systemd reads credentials at the start: SIGHUP sees no new ones."""
 
 
 NAMES = """\
@@ -186,6 +122,7 @@ stop the start.
 def old_names() -> Iterator[tuple[str, str, str]]:
     """(old key, new key, what becomes of the unit), in the order of the tree."""
     from quintet.config import Settings, section_at
+    from quintet.config.options import tables
 
     for table in tables():
         section = section_at(table.path, Settings)
@@ -215,6 +152,8 @@ Everything else waits for a restart, a certificate that is added or taken away t
 
 def reference() -> str:
     """docs/CONFIGURATION.md."""
+    from quintet.config.options import tables, toml
+
     lines = [
         "# Configuration",
         "",
@@ -296,23 +235,16 @@ def validate(config_file: Path | None) -> None:
 def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> None:
     """Print the configuration that the broker would use. API keys are shown as their SHA-256 only."""
     from quintet.config import load_with_origins
+    from quintet.config.options import flat, origin_of, toml
 
     settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None}, _warn)
     tree = settings.model_dump(mode="json", exclude_none=True)
     if as_json:
         echo(json.dumps(tree))
         return
-    for path, value in _flat(tree):
-        source = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "default")
+    for path, value in flat(tree):
+        source = origin_of(path, origins)
         echo(f"{'.'.join(path)} = {toml(value)}" + (f"  # {source}" if origin else ""))
-
-
-def _flat(tree: dict[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, (*path, name))
-        else:
-            yield (*path, name), value
 
 
 @config.command()
@@ -322,6 +254,7 @@ def explain(config_file: Path | None, key: str) -> None:
     """Explain KEY: meaning, default and environment variable. The name of a table lists its keys; doors that `plugins.doors` of the
     file or the environment names have tables, too."""
     from quintet.config import nearest_key, plugins_of, settings_with
+    from quintet.config.options import tables, toml
     from quintet.config.renaming import new_name
 
     tree = settings_with(plugins_of(config_file, os.environ))

@@ -222,7 +222,7 @@ def judge(
             signature = "right"
         rules.check_tenant_claims(found.claims, options, now_ms() * 1000)
     except AuthError as error:
-        why = str(error).removeprefix("token refused: ")
+        why = error.message.removeprefix("token refused: ")
         return ("wrong" if why in (rules.RULES["signature"], rules.RULES["signature size"]) else signature), why
     return signature, ""
 

@@ -23,7 +23,7 @@ from quintet.cli.manage.tenant_token import (
 )
 from quintet.cli.terminal.common import Duration, json_option, lasting, now_ms, say_table, when
 from quintet.cli.terminal.output import echo
-from quintet.model.errors import AuthError, ConfigError
+from quintet.model.errors import AuthError, ConfigError, message_of
 
 if TYPE_CHECKING:
     from quintet.broker.identity.tokens import Inspected
@@ -214,7 +214,7 @@ def _secret(file: Path | None, text: str | None, dev: bool) -> bytes | None:
         try:
             return read_secret(file).encode()
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(message_of(error)) from error
     return None if text is None else text.encode(errors="surrogateescape")
 
 
@@ -292,7 +292,7 @@ def _judged(token: bytes, found: "Inspected", key: bytes | None, algorithm: str,
         tokens.check_header(found.header, options.algorithms)
         tokens.check_claims(found.claims, options, now * 1000)
     except AuthError as error:
-        why = str(error).removeprefix("token refused: ")
+        why = error.message.removeprefix("token refused: ")
         return ("wrong" if why in (tokens.RULES["signature"], tokens.RULES["signature size"]) else signature), why
     return signature, ""
 

@@ -1,4 +1,6 @@
-"""`quintet topic`: creates, lists, describes and deletes topics."""
+"""`quintet topic`: creates, lists, describes, alters, purges and deletes topics."""
+
+from dataclasses import asdict
 
 import click
 
@@ -23,12 +25,14 @@ DURABILITIES = ("fsync", "interval", "os")
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics.
+    """Create, list, describe, alter, purge and delete topics.
 
     \b
     quintet topic list
     quintet topic create orders --partitions 8 --retention 7d
     quintet topic describe orders
+    quintet topic alter orders --retention 30d
+    quintet topic purge orders --yes
     quintet topic delete orders --yes
     """
 
@@ -114,6 +118,51 @@ def describe(url: str, topic: str, as_json: bool) -> None:
     rows = [(each.id, each.oldest, each.newest, each.newest - each.oldest) for each in found.partitions]
     title = f"{found.name}: {found.messages:,} messages in {len(rows)} partition{'' if len(rows) == 1 else 's'}"
     say_table((">partition", ">first offset", ">next offset", ">messages"), rows, "", title)
+
+
+@topic.command()
+@url_option
+@topic_argument
+@click.option("--durability", type=click.Choice(DURABILITIES), help="What an acknowledgement promises from now on.")
+@click.option("--retention", type=common.Duration(), help="Keep messages this long, such as 7d; 0: for ever.")
+@click.option("--retention-bytes", type=common.Size(), help="Keep this much per partition, such as 10GiB; 0: no limit.")
+@json_option
+def alter(
+    url: str, topic: str, durability: str | None, retention: int | None, retention_bytes: int | None, as_json: bool
+) -> None:
+    """Change what a topic promises and how long it keeps messages. What is not given stays as it is.
+
+    \b
+    quintet topic alter orders --retention 30d
+    quintet topic alter clicks --durability interval --retention-bytes 0
+    quintet topic alter orders                shows what it has
+    """
+    found = manage(
+        url,
+        lambda broker: broker.alter_topic(
+            topic, durability=durability or "", retention_ms=retention, retention_bytes=retention_bytes
+        ),
+    )
+    kept = f"{found.retention_ms // 1000:,} s" if found.retention_ms else "for ever"
+    size = f"{found.retention_bytes:,} bytes a partition" if found.retention_bytes else "without a limit of bytes"
+    say(as_json, asdict(found), f"{topic}: durability {found.durability}, kept {kept}, {size}")
+
+
+@topic.command()
+@url_option
+@topic_argument
+@yes_option
+@json_option
+def purge(url: str, topic: str, yes: bool, as_json: bool) -> None:
+    """Remove all messages of a topic. Its offsets go on, and so do groups and subscriptions.
+
+    \b
+    quintet topic purge orders
+    quintet topic purge orders --yes          for scripts
+    """
+    common.confirm(f"Remove all messages of {topic}?", yes)
+    manage(url, lambda broker: broker.purge_topic(topic))
+    say(as_json, {"topic": topic, "purged": True}, f"{topic}: purged")
 
 
 @topic.command()

@@ -386,7 +386,7 @@ def explain(context: click.Context, url: str, who: str, action: str, topic: str,
     try:
         found = manage(url, lambda broker: broker.explain(who, action, topic))
     except QuintetError as error:
-        echo(f"quintet: {error}{f' ({error.hint})' if error.hint else ''}", err=True)
+        echo(f"quintet: {error}", err=True)
         context.exit(EXPLAIN_FAILED)
     if as_json:
         say_json(plain(found))

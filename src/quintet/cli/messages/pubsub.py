@@ -54,7 +54,14 @@ _qos = click.option(
 @click.option("--json-lines", "form", flag_value="json", help="Each line or value must be JSON; sent compact.")
 @_qos
 @click.option("--ttl", type=click.FloatRange(min=0.001), help="Seconds until the message expires.")
-@click.option("--key", help="Messages of one key go to one partition, in order (FlyMQ).")
+@click.option("--key", help="Messages of one key go to one partition, in order.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A header of the message; may be given several times. NAME alone has a null value.",
+)
 @click.option(
     "--partition",
     type=click.IntRange(0, common.I32_MAX),
@@ -84,6 +91,7 @@ def pub(
     qos: int,
     ttl: float | None,
     key: str | None,
+    headers: tuple[str, ...],
     partition: int | None,
     delay: float | None,
     schema: str | None,
@@ -102,6 +110,7 @@ def pub(
     quintet pub load x --count 100000            the same message many times
 
     \b
+    quintet pub orders '{"total": 5}' --key customer-7 --header trace=4bf92f --header retry=0
     quintet pub orders '{"total": 5}' --key customer-7 --schema orders
     quintet pub reminders 'call back' --delay 3600
 
@@ -109,9 +118,7 @@ def pub(
     quintet pub orders 'hello' --url fast://:TOKEN@127.0.0.1:7400
     quintet pub peerbus/bob '{"hello": 1}' --url 'peerbus://:dev-token@127.0.0.1:47821?name=alice'
     """
-    url = _broker(
-        url, {"--key": key, "--partition": partition, "--delay": delay, "--schema": schema, "--cancel": cancel}
-    )
+    url = _broker(url, {"--partition": partition, "--delay": delay, "--schema": schema, "--cancel": cancel})
     if cancel is not None:
         if values or delay is not None:
             raise click.UsageError("--cancel publishes nothing: leave out the values and --delay")
@@ -120,8 +127,9 @@ def pub(
             as_json, {"topic": topic, "cancelled": cancel}, f"{topic}: delayed message {cancel} is cancelled"
         )
     from_stdin = values in ((), ("-",))
-    _check(from_stdin, form, count, ttl, delay, schema)
-    options = Options(qos, timeout, common.typed(key), partition, ttl or None, delay or None, schema or None)
+    _check(from_stdin, form, count)
+    pairs = tuple(_header(text) for text in headers) or None
+    options = Options(qos, timeout, common.typed(key), partition, ttl or None, delay or None, schema or None, pairs)
     batches = _input(values, from_stdin, form, count)
     sent = Sent(Ack(topic, 0, qos == 1))
     ending = "durable" if qos else "sent, not confirmed (QoS 0)"
@@ -188,7 +196,13 @@ def _broker(url: str | None, of_flymq: dict[str, object]) -> str:
     return url
 
 
-def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: float | None, schema: str | None) -> None:
+def _header(text: str) -> tuple[str, bytes | None]:
+    """NAME=VALUE, or NAME for a null."""
+    name, equals, value = text.partition("=")
+    return name, value.encode(errors="surrogateescape") if equals else None
+
+
+def _check(from_stdin: bool, form: str, count: int) -> None:
     """Options that make no sense together."""
     if from_stdin and form != "raw" and count > 1:
         raise click.UsageError(
@@ -196,12 +210,6 @@ def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: fl
         )
     if not from_stdin and form == "raw":
         raise click.UsageError("--raw reads stdin: leave out the values")
-    if delay is not None and (ttl is not None or schema is not None):
-        raise click.UsageError(
-            "--delay cannot be combined with --ttl or --schema: FlyMQ has a separate operation for each"
-        )
-    if ttl is not None and schema is not None:
-        raise click.UsageError("--ttl cannot be combined with --schema: FlyMQ has a separate operation for each")
 
 
 class Options(NamedTuple):
@@ -214,13 +222,14 @@ class Options(NamedTuple):
     ttl: float | None
     delay: float | None
     schema: str | None
+    headers: tuple[tuple[str, bytes | None], ...] | None
 
     async def publish(self, bus: Bus, topic: str, value: bytes) -> Ack:
         return await bus.publish(topic, value, **self._asdict())
 
     async def publish_batch(self, bus: Bus, topic: str, values: list[bytes]) -> Ack:
-        qos, timeout, key, partition, ttl, _, _ = self
-        return await bus.publish_batch(topic, values, qos=qos, ttl=ttl, key=key, partition=partition, timeout=timeout)
+        told = {name: value for name, value in self._asdict().items() if name not in ("delay", "schema")}
+        return await bus.publish_batch(topic, values, **told)
 
 
 @dataclass(slots=True)
@@ -292,6 +301,12 @@ async def _send(
 )
 @click.option("--member", help="Name of a static member, which keeps its partitions over a reconnect (FlyMQ).")
 @click.option("--filter", "chosen", help="Only messages that match; `quintet tail --help` shows the syntax (FlyMQ).")
+@click.option(
+    "--headers",
+    "with_headers",
+    is_flag=True,
+    help="text: time, origin, key and headers in lines that begin with #, before each message. json has them always.",
+)
 @click.option("--no-ack", is_flag=True, help="Do not acknowledge: the messages are delivered again later.")
 def sub(
     url: str | None,
@@ -306,6 +321,7 @@ def sub(
     start: str | int | datetime | None,
     member: str | None,
     chosen: str | None,
+    with_headers: bool,
     no_ack: bool,
 ) -> None:
     """Receive messages of a topic, from now on, until --count, --timeout or Ctrl-C.
@@ -326,7 +342,7 @@ def sub(
     The id of the subscription is printed on stderr. With --count, the exit code is 1 if fewer messages arrive before --timeout or Ctrl-C.
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
-    encode, door = FORMATS[form], common.door_of(broker)
+    encode, door = _encoder(form, with_headers), common.door_of(broker)
     _check_felix(door, durable, start)
     seen = 0
 
@@ -362,6 +378,15 @@ def sub(
         if count is not None:
             echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
             sys.exit(1)
+
+
+def _encoder(form: str, with_headers: bool) -> Callable[[MessageBatch], bytes]:
+    """How messages are written on stdout."""
+    if with_headers and form in ("raw", "hex"):
+        raise click.UsageError(
+            f"--headers is for --format text, and json has them always; {form} has no place for them"
+        )
+    return _text_with_headers if with_headers and form == "text" else FORMATS[form]
 
 
 def _check_felix(door: str, durable: str | None, start: str | int | datetime | None) -> None:
@@ -452,6 +477,22 @@ def _text(batch: MessageBatch) -> bytes:
     return b"\n".join(batch.values) + b"\n"
 
 
+def _text_with_headers(batch: MessageBatch) -> bytes:
+    """Lines that begin with # say what belongs to the message behind them."""
+    lines: list[bytes] = []
+    for message in batch:
+        told = {"time": message.timestamp and message.timestamp.isoformat(), "origin": message.origin}
+        said = [f"{name}={value}" for name, value in told.items() if value]
+        if message.key is not None:
+            said.append(f"key={message.key.decode(errors='backslashreplace')}")
+        lines.append(f"# {' '.join(said)}".encode())
+        for name, value in message.headers.pairs:
+            text = "" if value is None else f": {value.decode(errors='backslashreplace')}"
+            lines.append(printable(f"# {name}{text}").encode())
+        lines.append(message.value)
+    return b"\n".join(lines) + b"\n"
+
+
 def _raw(batch: MessageBatch) -> bytes:
     return b"".join(batch.values)
 
@@ -469,7 +510,12 @@ def _json(batch: MessageBatch) -> bytes:
             row |= {"partition": message.partition, "offset": message.offset}
         if message.offset is not None or message.key is not None:
             row |= common.text_or_base64("key", message.key)
-        row |= {name: value.decode(errors="replace") for name, value in (message.headers or {}).items()}
+        if message.headers:
+            pairs = message.headers.pairs
+            row["headers"] = [{"name": name, **common.text_or_base64("value", value)} for name, value in pairs]
+        if message.timestamp_us is not None:
+            row |= {"timestamp_us": message.timestamp_us, "origin": message.origin}
+        row |= message.envelope or {}
         row |= common.text_or_base64("value", message.value)
         lines.append(printable(json.dumps(row, ensure_ascii=False)))
     return ("\n".join(lines) + "\n").encode()

@@ -101,7 +101,7 @@ def door_of(url: str) -> str:
 
 
 def wrong_usage(error: QuintetError) -> click.UsageError:
-    return click.UsageError(f"{error} ({error.hint})" if error.hint else f"{error}.")
+    return click.UsageError(str(error) if error.hint else f"{error}.")
 
 
 def confirm(question: str, yes: bool) -> None:
