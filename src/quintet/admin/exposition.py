@@ -1,12 +1,14 @@
 """Renders the families of metrics.py as Prometheus text. app.py loads this file with the first `/metrics`."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from quintet.admin.metrics import MetricsSource, check_name
+from quintet.admin.metrics import Family, MetricsSource, check_name
 
 
 class FamilyCollector(Collector):
@@ -19,8 +21,7 @@ class FamilyCollector(Collector):
         for family in self.source.families():
             check_name(family)
             if family.kind == "histogram":
-                buckets = [(labels["le"], count) for labels, count in family.samples]
-                yield HistogramMetricFamily(family.name, family.help, buckets, family.total)
+                yield _histograms(family)
                 continue
             labels = sorted(family.samples[0][0]) if family.samples else []
             made: CounterMetricFamily | GaugeMetricFamily
@@ -34,12 +35,25 @@ class FamilyCollector(Collector):
             yield made
 
 
+def _histograms(family: Family) -> HistogramMetricFamily:
+    names = sorted(family.histograms[0][0]) if family.histograms else []
+    made = HistogramMetricFamily(family.name, family.help, labels=names)
+    for values, found in family.histograms:
+        bounds = (*(f"{bound:g}" for bound in found.bounds), "+Inf")
+        buckets = list(zip(bounds, accumulate(found.counts), strict=True))
+        made.add_metric([values[name] for name in names], buckets, found.seconds)
+    return made
+
+
 class Exposition:
     """Renders a source in the text format the asker prefers."""
 
     def __init__(self, source: MetricsSource) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(FamilyCollector(source))
+        ProcessCollector(
+            registry=self._registry
+        )  # process_cpu_seconds_total, process_resident_memory_bytes, open files
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) for an Accept header."""

@@ -1,16 +1,17 @@
 """Runs uvicorn inside the broker's own loop: it gets a bound socket, and no say over signals or the process's life.
 
-Nobody logs in here, so strangers are bounded: one address has CONNECTIONS_PER_ADDRESS_MAX connections, and from the connection, or
-from the answer before, to the end of the next answer EXCHANGE_S seconds. So neither silence, nor a request that comes a byte at
-a time, nor an answer that nobody reads keeps a connection.
+Strangers are bounded: one address has CONNECTIONS_PER_ADDRESS_MAX connections, and from the connection, or from the answer before,
+to the end of the next answer EXCHANGE_S seconds. So neither silence, nor a request that comes a byte at a time, nor an answer that
+nobody reads keeps a connection. An application that knows who asks may answer for longer: `scope["state"]["connection"].stream()`.
 """
 
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -32,16 +33,26 @@ _REFUSAL: Final = (
 
 
 class _Bounded(H11Protocol):
-    """One connection of the admin door. `addresses` counts those of the listener it belongs to."""
+    """One connection over HTTP. `addresses` counts those of the listener it belongs to."""
 
     addresses: Counter[str]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._limit: asyncio.TimerHandle | None = None
+        self.app_state = {**self.app_state, "connection": self}
+
+    def stream(self) -> None:
+        """This answer lasts as long as its reader takes it: the application ends it."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else "local"
         self.addresses[self._address] += 1
         self._refused = self.addresses[self._address] > CONNECTIONS_PER_ADDRESS_MAX
-        self._limit: asyncio.TimerHandle | None = None
         if self._refused:
             text = f"more than {CONNECTIONS_PER_ADDRESS_MAX} connections of {self._address}\n".encode()
             transport.write(_REFUSAL % (len(text), text))
@@ -111,15 +122,15 @@ class _Embedded(uvicorn.Server):
             bound.close()
 
 
-class AdminServer:
-    """A running admin door. `address` is what --print-ready reports."""
+class HttpServer:
+    """A running listener over HTTP. `address` is what --print-ready reports."""
 
-    def __init__(self, server: _Embedded, bound: socket.socket) -> None:
+    def __init__(self, server: _Embedded, bound: socket.socket, name: str) -> None:
         host, port = bound.getsockname()[:2]
         self.port: int = port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._server = server
-        self._task = asyncio.create_task(server.serve(sockets=[bound]), name="admin")
+        self._task = asyncio.create_task(server.serve(sockets=[bound]), name=name)
 
     @property
     def accepting(self) -> bool:
@@ -131,7 +142,7 @@ class AdminServer:
         if self._task.done():
             up.cancel()
             self._task.result()
-            raise RuntimeError("the admin listener ended while it started")
+            raise RuntimeError(f"the {self._task.get_name()} listener ended while it started")
 
     async def stop(self) -> None:
         """Stop accepting, give open requests STOP_S seconds, then close. Safe to call twice."""
@@ -140,7 +151,9 @@ class AdminServer:
         await self._task
 
 
-async def serve_admin(app: App, host: str, port: int) -> AdminServer:
+async def serve_http(
+    app: App, host: str, port: int, *, name: str = "admin", tls: ssl.SSLContext | None = None
+) -> HttpServer:
     """Bind, start, and return once requests are accepted. OSError if the address cannot be bound."""
 
     class Bounded(_Bounded):
@@ -160,10 +173,12 @@ async def serve_admin(app: App, host: str, port: int) -> AdminServer:
         timeout_graceful_shutdown=STOP_S,
         limit_concurrency=CONCURRENT_REQUESTS_MAX,
     )
+    config.load()
+    config.ssl = tls
     bound = await _bind(host, port)
-    admin = AdminServer(_Embedded(config), bound)
-    await admin._started()
-    return admin
+    server = HttpServer(_Embedded(config), bound, name)
+    await server._started()
+    return server
 
 
 async def _bind(host: str, port: int) -> socket.socket:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
+from quintet.model.histogram import Histogram
+
 _NAME: Final = re.compile(r"quintet_[a-z][a-z0-9_]*")
 # Units promtool's linter asks not to be used: seconds and bytes are the base ones.
 _NOT_BASE: Final = ("_ms", "_us", "_milliseconds", "_microseconds", "_minutes", "_kib", "_mib", "_kilobytes")
@@ -19,9 +21,8 @@ class Family(NamedTuple):
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
-    samples: Sequence[tuple[Mapping[str, str], float]]
-    """Of a histogram: how many there were up to each bound, with the bound as label `le` ("+Inf" last); its sum is `total`."""
-    total: float = 0.0
+    samples: Sequence[tuple[Mapping[str, str], float]] = ()
+    histograms: Sequence[tuple[Mapping[str, str], Histogram]] = ()  # in place of samples
 
 
 class MetricsSource(Protocol):

@@ -1,0 +1,78 @@
+"""Alerts and dashboard of deploy/: promtool accepts them, each alert has a test, and they name only metrics that there are."""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.client.server import running
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+RULES = DEPLOY / "prometheus" / "quintet.rules.yaml"
+RULE_TESTS = DEPLOY / "prometheus" / "quintet.rules.test.yaml"
+DASHBOARD = DEPLOY / "grafana" / "quintet.json"
+METRIC = re.compile(r"\b(?:quintet|process)_[a-z_]+\b")
+
+
+def expressions() -> list[str]:
+    """Every PromQL expression of the alerts and the dashboard."""
+    alerts = re.findall(r"^ +expr: (.+)$", RULES.read_text(), re.MULTILINE)
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return alerts + [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+
+def unknown(expressions: Iterable[str], names: set[str]) -> set[str]:
+    return {name for each in expressions for name in METRIC.findall(each)} - names
+
+
+def test_alerts_and_dashboard_name_only_metrics_that_there_are() -> None:
+    with running() as server:
+        text = httpx2.get(f"http://127.0.0.1:{server.ports['admin']}/metrics", trust_env=False).text
+    names = {
+        sample for family in text_string_to_metric_families(text) for sample in samples_of(family.name, family.type)
+    }
+    assert unknown(expressions(), names) == set()
+    assert unknown(["rate(quintet_publshed_total[5m])"], names) == {"quintet_publshed_total"}  # the control
+
+
+def samples_of(name: str, kind: str) -> tuple[str, ...]:
+    return {"counter": (f"{name}_total",), "histogram": (f"{name}_bucket", f"{name}_sum", f"{name}_count")}.get(
+        kind, (name,)
+    )
+
+
+def test_each_alert_is_seen_to_fire() -> None:
+    alerts = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
+    fired = re.findall(r"^ +alertname: (\w+)\n +exp_alerts:\n +- exp_labels", RULE_TESTS.read_text(), re.MULTILINE)
+    assert sorted(alerts) == sorted(fired)
+
+
+def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus has it): the alerts were not tried")
+    assert subprocess.run([promtool, "check", "rules", RULES], capture_output=True, check=False).returncode == 0
+    done = subprocess.run([promtool, "test", "rules", RULE_TESTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The control: a rule that never fires is caught by its test.
+    for file in (RULES, RULE_TESTS):
+        (tmp_path / file.name).write_text(
+            file.read_text().replace("quintet_log_damaged_ranges > 0", "quintet_log_damaged_ranges > 9")
+        )
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / RULE_TESTS.name], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "QuintetDataDamaged" in done.stdout + done.stderr
+
+
+def test_the_dashboard_is_the_one_its_table_makes() -> None:
+    made = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))
+    assert made["dashboard"]() == DASHBOARD.read_text(), "run python deploy/grafana/dashboard.py"
