@@ -90,6 +90,9 @@ def test_topics_by_name_and_by_pattern(broker: Server, client: Client, topic: st
         client.act("topics", pattern="(")
     with refused("E1402"):
         client.act("topics", pattern="a" * 2000)
+    with refused("E1101", "RE2"):  # Spark's subscribePattern comes this way
+        client.act("topics", pattern="((a{1,1000}){1,1000}){1,1000}")
+    assert topic in [each["name"] for each in client.act("topics", pattern="(.*)*")["topics"]]  # linear, and bounded
 
 
 def test_offsets_for_a_time(broker: Server, client: Client, topic: str) -> None:

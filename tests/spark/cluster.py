@@ -16,19 +16,20 @@ from importlib import metadata
 from pathlib import Path
 
 from quintet.spark.sessions import java, start
-from tests.spark.conftest import QUICK
+from tests.spark.machines import archived
 
 LOOPBACK = "127.0.0.1"
-READY_S = 60  # until a master or a worker says that it is ready, on a busy computer
-GONE_S = 20
+READY_S = 120  # until a master or a worker says that it is ready, on a busy computer
+GONE_S = 60
 HEAP = "-Xmx160m"  # of a master and of a worker, whose executors have their own
 EXECUTOR_MEMORY = "512m"
+FLAGS = archived()
 CONF = {  # an executor of one core on each worker, which have room for two drivers
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
     "spark.executor.memory": EXECUTOR_MEMORY,
-    "spark.executor.extraJavaOptions": QUICK,
-    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": FLAGS,
+    "spark.driver.extraJavaOptions": FLAGS,
     "spark.driver.memory": "512m",
     "spark.driver.host": LOOPBACK,
     "spark.sql.shuffle.partitions": "2",
@@ -64,7 +65,7 @@ class Service:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(str(home / "bin" / "java"), HEAP, *QUICK.split(), "-cp", f"{start.spark_home()}/jars/*"),
+                    *(str(home / "bin" / "java"), HEAP, *FLAGS.split(), "-cp", f"{start.spark_home()}/jars/*"),
                     *(f"org.apache.spark.deploy.{kind}.{kind.title()}", "--host", LOOPBACK, "--port", "0"),
                     *("--webui-port", "0", *arguments),
                 ],

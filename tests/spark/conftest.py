@@ -1,10 +1,8 @@
 """One Spark session and one broker with the Flight door for all tests of this folder; a topic of its own for each.
 
-A session costs seconds and every later query of it little, so tests share it. The archive of classes that makes its start
-quick lives in the virtual environment, and goes with it.
+A session costs seconds and every later query of it little, so tests share it.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.client.server import Server
+from tests.spark.machines import CACHE, MEMORY, QUICK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The first compiler and the plain collector: a machine that lives for a minute never earns back the better ones.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 GONE_S = 60  # until the machine has written its archive, the first time, and is gone
-CACHE = Path(sys.prefix) / "cache"
 SETTINGS = {"QUINTET_TOPICS__RETENTION_SECONDS": "0"}  # tests put records with old times, and look at them later
 
 
@@ -58,7 +54,7 @@ def spark() -> Iterator["SparkSession"]:
             name="tests",
             conf={
                 "spark.driver.extraJavaOptions": QUICK,
-                "spark.driver.memory": "1g",
+                "spark.driver.memory": MEMORY,
                 "spark.sql.shuffle.partitions": "2",
             },
         )

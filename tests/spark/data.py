@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -9,6 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import quintet
 from quintet.client.manage import Manage
 from quintet.flight import wire
+from quintet.log.embedded.files.packs import PACKED_BYTES, place_of
 from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from tests.spark.conftest import FlightServer
@@ -82,3 +84,17 @@ def filled(broker: FlightServer, topic: str, partitions: int = 1, rows: int = 10
     create(broker, topic, partitions)
     fill(broker, topic, partitions, rows)
     return topic
+
+
+def change_segment(path: str, change: Callable[[bytes], bytes]) -> None:
+    """Change the bytes of a segment as they are on disk: those of a small one are in a pack (ADR 31)."""
+    file, begin, size = Path(path), 0, None
+    if not file.exists():
+        place = place_of(path)
+        assert place is not None
+        file, begin, size = Path(place.pack), place.position, PACKED_BYTES
+    data = file.read_bytes()
+    end = len(data) if size is None else begin + size
+    changed = change(data[begin:end])
+    assert len(changed) == len(data[begin:end])
+    file.write_bytes(data[:begin] + changed + data[end:])

@@ -11,6 +11,7 @@ import pytest
 from quintet import kernel
 from quintet.flight.columns import SCHEMA
 from quintet.log import pieces
+from quintet.log.embedded.files.packs import PACKED_BYTES
 from quintet.log.embedded.files.segment import HEADER_BYTES, parse_header
 from quintet.log.pieces import Piece
 from quintet.model import envelope
@@ -34,13 +35,20 @@ def copied(broker: FlightServer, folder: Path) -> Path:
     return Path(shutil.copytree(broker.data, folder / "copy"))
 
 
-def segment_of(folder: Path, value: bytes) -> Path:
-    return next(path for path in sorted(folder.rglob("*.seg")) if value in path.read_bytes())
+def segment_of(folder: Path, value: bytes) -> tuple[Path, int, int]:
+    """The file that a value is in, and where in it its segment begins and ends: a small one shares its file (ADR 31)."""
+    for path in sorted([*folder.rglob("*.seg"), *(folder / "packs").iterdir()]):
+        at = path.read_bytes().find(value)
+        if at >= 0:
+            begin = at // PACKED_BYTES * PACKED_BYTES if path.parent.name == "packs" else 0
+            return path, begin, begin + (PACKED_BYTES if path.parent.name == "packs" else path.stat().st_size)
+    raise AssertionError(f"{value!r} is in no segment of {folder}")
 
 
-def made_anew(path: Path, value: bytes) -> int:
+def made_anew(path: Path, begin: int, end: int, value: bytes) -> int:
     """Change a value, and its batch's checksum with it; the offset of the batch."""
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
+    data = bytearray(whole[begin:end])
     header = parse_header(bytes(data[:HEADER_BYTES]))
     assert header is not None
     entries, _, _ = kernel.walk(data, HEADER_BYTES, len(data), header.seed, True)
@@ -49,7 +57,7 @@ def made_anew(path: Path, value: bytes) -> int:
     batch[batch.index(value)] ^= 1
     kernel.reseal(batch, header.seed)
     data[at : at + length] = batch
-    path.write_bytes(data)
+    path.write_bytes(whole[:begin] + data + whole[end:])
     return base
 
 
@@ -77,11 +85,11 @@ def test_a_batch_made_anew_is_found_by_its_link_alone(
     assert sound.ok, sound.notes
     assert sound.notes[0].startswith("chains: ")
     assert sound.title == "audit: 60 records, partitions: 2"
-    path = segment_of(folder, b"1-15")
-    base = made_anew(path, b"1-15")
+    place = segment_of(folder, b"1-15")
+    base = made_anew(*place, b"1-15")
     result = audit.run(spark, options)
     assert not result.ok
-    assert result.notes[0].startswith(f"chain broken: edited: offsets {base} to ") and str(path) in result.notes[0]
+    assert result.notes[0].startswith(f"chain broken: edited: offsets {base} to ") and str(folder) in result.notes[0]
     here = pieces.prepare(str(folder))
     here.conclude([pieces.follow(piece, here.keys) for piece in here.pieces])
     assert result.notes[: len(here.notes)] == tuple(here.notes), "Spark says what one process says"

@@ -22,8 +22,9 @@ from quintet.flight import wire
 from quintet.spark import typed
 from quintet.spark.sessions import java, settings, start, travel
 from tests.spark.cluster import CONF, LOOPBACK, Cluster, cluster, environment, link
-from tests.spark.conftest import CACHE, FlightServer
+from tests.spark.conftest import FlightServer
 from tests.spark.data import START_US, create, link_to, manage, put
+from tests.spark.machines import CACHE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/SPARK.md").read_text()
@@ -34,7 +35,7 @@ ALL = [ROWS, SUM, PARTITIONS, START_US]  # of a read; the session's time zone, w
 JSON = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
 AVRO = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 PROTO = 'syntax = "proto3"; message Order { int64 id = 1; }'
-TASK_S = 240  # the longest of a step, on a busy computer
+TASK_S = 400  # the longest of a step, on a busy computer
 ONE_CORE = {"spark.cores.max": "1"}  # one executor is enough for a second driver
 
 pytestmark = pytest.mark.timeout(TASK_S + 60)  # seven virtual machines start

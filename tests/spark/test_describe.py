@@ -1,6 +1,7 @@
 """Progress of streaming queries names its topics and has figures; Spark's workers end without stack traces."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from quintet.spark.source.describe import described
 from tests.spark.conftest import FlightServer
 from tests.spark.data import filled
+from tests.spark.machines import CACHE, QUICK, START_S
 
 SPARKS = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream@24a6b276"
 A, B = "1f/2a", "1f/2b"  # identities
@@ -29,8 +31,8 @@ except BaseException:
 READS = """
 import sys
 from quintet.spark import session
-url, topic = sys.argv[1:]
-spark = session("local[2]", url=url)
+url, topic, flags = sys.argv[1:]
+spark = session("local[2]", url=url, conf={"spark.driver.extraJavaOptions": flags, "spark.driver.memory": "1g"})
 assert len(spark.read.format("quintet").options(url=url, subscribe=topic).load().limit(1).collect()) == 1
 assert spark.sql(f"select count(*) from `{topic}`").collect()[0][0] == 40
 """
@@ -95,9 +97,15 @@ def test_a_worker_whose_reader_has_gone_prints_nothing(raised: str, printed: boo
     assert ("Traceback" in done.stderr) == printed
 
 
+@pytest.mark.timeout(START_S + 50)
 def test_a_program_that_reads_and_ends_prints_no_stack_trace(broker: FlightServer, topic: str) -> None:
     filled(broker, topic, 2, 20)
     done = subprocess.run(
-        [sys.executable, "-c", READS, broker.flight, topic], capture_output=True, text=True, check=False, timeout=110
+        [sys.executable, "-c", READS, broker.flight, topic, QUICK],
+        env={**os.environ, "XDG_CACHE_HOME": str(CACHE)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_S,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

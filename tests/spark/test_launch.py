@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quintet.spark.sessions import java, launch, start
-from tests.spark.conftest import QUICK
+from tests.spark.machines import QUICK
 
 FLAGS = ("-Xmx256m", *QUICK.split(), *start.logging_flags())
 GONE_S = 60  # until a machine has written its archive and is gone, on a busy computer

@@ -22,7 +22,8 @@ from quintet.spark.pipelines.running import runner
 from quintet.spark.pipelines.running.progress import Figures, ProgressPoller, lag, line
 from quintet.spark.source.options import OptionError
 from tests.spark import ticks
-from tests.spark.conftest import CACHE, QUICK, FlightServer
+from tests.spark.conftest import FlightServer
+from tests.spark.machines import CACHE, QUICK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,7 @@ def test_words_become_options() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rws": "1"}, "there is no option 'rws' did you mean rows?"),
+        ({"rws": "1"}, "there is no option 'rws' (did you mean rows?)"),
         ({"zzzzzz": "1"}, "there are url, user"),
         ({"rows": "many"}, "option rows: 'many' is wrong; it is a whole number"),
         ({"rows": "0"}, "option rows: '0' is wrong; "),

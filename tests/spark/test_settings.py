@@ -11,7 +11,7 @@ import pytest
 
 from quintet.model.errors import ConfigError
 from quintet.spark.sessions import settings, start
-from tests.spark.conftest import CACHE, QUICK
+from tests.spark.machines import START_S, archived, without_archives
 
 # A session of its own, as a user's program has it: what it is set to, its heap and where its page is.
 PROBE = """
@@ -41,14 +41,16 @@ spark.quintet.c            file
 SUBMIT = "--conf spark.quintet.b=submit --conf 'spark.quintet.c=submit it' --driver-java-options '-Dquintet.flag=x' pyspark-shell"
 
 
+@pytest.mark.timeout(START_S + 50)
 def test_the_users_word_wins_in_a_session(tmp_path: Path) -> None:
     (tmp_path / settings.FILE).write_text(FILE)
-    conf = {"spark.quintet.c": "call", "spark.quintet.d": "call", "spark.driver.defaultJavaOptions": QUICK}
+    without_archives(tmp_path)  # its flags are like no others, and an archive of them would be written for one use
+    conf = {"spark.quintet.c": "call", "spark.quintet.d": "call", "spark.driver.defaultJavaOptions": archived()}
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(conf)],
         env={
             "PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin",
-            "XDG_CACHE_HOME": str(CACHE),
+            "XDG_CACHE_HOME": str(tmp_path),
             "SPARK_CONF_DIR": str(tmp_path),
             "PYSPARK_SUBMIT_ARGS": SUBMIT,
             "PYSPARK_PYTHON": "python",  # found on PATH
@@ -56,7 +58,7 @@ def test_the_users_word_wins_in_a_session(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=START_S,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

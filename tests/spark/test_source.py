@@ -37,7 +37,7 @@ from quintet.spark.source.reader import PushingReader
 from quintet.spark.source.source import QuintetSource
 from quintet.spark.source.spans import Span
 from tests.spark.conftest import FlightServer, flying
-from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, publish, put
+from tests.spark.data import SECOND_US, START_US, change_segment, create, fill, filled, link_to, manage, publish, put
 
 
 def source(broker: FlightServer, **options: str) -> QuintetSource:
@@ -377,8 +377,7 @@ def test_a_damaged_batch_is_an_error_or_a_warning(
         put(own_broker, topic, {"value": [value]})
     options = {"subscribe": topic, "access": access, "columns": "value"}
     [part] = tasks_of(own_broker, **options | {"access": "auto"})[1][0].value
-    path = Path(part.files[0].path)
-    path.write_bytes(path.read_bytes().replace(b"damaged", b"demaged"))
+    change_segment(part.files[0].path, lambda data: data.replace(b"damaged", b"demaged"))
     with pytest.raises(CorruptData):
         values(own_broker, **options)
     with caplog.at_level(logging.WARNING, "quintet.spark"):

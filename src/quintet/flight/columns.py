@@ -24,7 +24,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.flight.wire import COLUMNS
 from quintet.log.mapped import Gathered
-from quintet.model.errors import BadRequest, TooLarge
+from quintet.model import limits
+from quintet.model.errors import BadRequest, LimitExceeded, TooLarge
 
 BYTES_PER_BATCH: Final = 8 << 20  # of keys, values, headers and origins; a record batch ends behind it
 CONSTANT_ROWS_MAX: Final = 1 << 15  # of a constant column that is kept for the next record batch
@@ -153,9 +154,9 @@ def _repeated(value: str | int, n: int) -> pa.Array:
 # -- into the log -----------------------------------------------------------------------------------------------------
 
 
-def from_batch(batch: pa.RecordBatch) -> Columns:
+def from_batch(batch: pa.RecordBatch, reserved: bool = False) -> Columns:
     """A record batch as kernel.scatter takes it. BadRequest names the column that does not fit. The views are into the
-    batch's own memory wherever it has the log's types."""
+    batch's own memory wherever it has the log's types. `reserved`: names of headers may be those of the broker."""
     names = batch.schema.names
     for name in names:
         _known(name)
@@ -174,7 +175,7 @@ def from_batch(batch: pa.RecordBatch) -> Columns:
         batch.num_rows,
         _var(_binary("value", batch.column("value"))),
         None if key is None else _var(_binary("key", key)),
-        None if headers is None else _lists(headers),
+        None if headers is None else _lists(headers, reserved),
         _timestamps(given("timestamp")),
         _chosen(given("partition")),
     )
@@ -256,7 +257,7 @@ def _valid(bitmap: pa.Buffer | None, at: int, n: int) -> memoryview | bytes:
     return (bits_there & ((1 << n) - 1)).to_bytes((n + 7) // 8, "little")
 
 
-def _lists(column: pa.Array) -> Lists | None:
+def _lists(column: pa.Array, reserved: bool) -> Lists | None:
     types, kind = pa.types, column.type
     wanted = "list<struct<key: string, value: binary>>"
     if not types.is_list(kind) and not types.is_large_list(kind):
@@ -276,9 +277,45 @@ def _lists(column: pa.Array) -> Lists | None:
     names = _binary("headers.key", fields["key"])
     if names.null_count:
         raise BadRequest("the column `headers` has a header without a name", hint="leave it out of the list")
+    if not types.is_string(fields["key"].type):  # text was checked with the whole record batch
+        _check_utf8(names)
     values = _binary("headers.value", fields["value"])
+    _check_headers(lengths, offsets, names, values, reserved)
     bitmap, value_offsets, data = _var(values)
     return (_view(offsets.buffers()[1]), *_var(names)[1:], value_offsets, data, bitmap)
+
+
+def _check_utf8(names: pa.Array) -> None:
+    try:
+        names.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise BadRequest("the name of a header is not UTF-8", hint="values may be any bytes") from error
+
+
+def _check_headers(lengths: pa.Array, offsets: pa.Array, names: pa.Array, values: pa.Array, reserved: bool) -> None:
+    """The limits that every door keeps, by columns. Raises as protocols/records.py does."""
+    if not len(names):
+        return
+    do = compute()
+    most = do.max(lengths).as_py()
+    if most > limits.HEADERS_MAX:
+        raise LimitExceeded(f"a row has {most:,} headers, the limit is {limits.HEADERS_MAX:,}")
+    sizes = do.binary_length(names)
+    shortest, longest = do.min(sizes).as_py(), do.max(sizes).as_py()
+    if shortest == 0 or longest > limits.HEADER_NAME_BYTES_MAX:
+        wrong = 0 if shortest == 0 else longest
+        raise BadRequest(f"a header name has {wrong} bytes, it needs 1 to {limits.HEADER_NAME_BYTES_MAX}")
+    both = do.add(sizes.cast(pa.int64()), do.fill_null(do.binary_length(values), 0).cast(pa.int64()))
+    ends = pa.concat_arrays([pa.array([0], pa.int64()), do.cumulative_sum(both)]).take(offsets)
+    largest = do.max(do.subtract(ends.slice(1), ends.slice(0, len(ends) - 1))).as_py()
+    if largest > limits.HEADERS_BYTES_MAX:
+        bound = f"the limit is {limits.HEADERS_BYTES_MAX:,} for names and values together"
+        raise TooLarge(f"a row has {largest:,} bytes of headers, {bound}", hint="put large data into the value")
+    prefix = limits.HEADER_PREFIX_RESERVED.decode()
+    if not reserved and do.any(do.starts_with(names, pattern=prefix)).as_py():
+        raise BadRequest(
+            f"a header name begins with {prefix}: such names are the broker's own", hint="choose another name"
+        )
 
 
 def _timestamps(column: pa.Array | None) -> memoryview | bytes | None:

@@ -33,7 +33,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
         _log.error("flight_failed", exc_info=error, extra={"fields": {"error": repr(error)}})
         problem = Problem(INTERNAL_CODE, "the broker failed to answer", "its log says why", retryable=False)
         return flight.FlightInternalError(_text(problem), msgspec.json.encode(problem))
-    problem = Problem(error.code, _short(str(error)), _short(error.hint), error.retryable)
+    problem = Problem(error.code, _short(error.message), _short(error.hint), error.retryable)
     kind = flight.FlightServerError
     if isinstance(error, AuthError):
         kind = flight.FlightUnauthenticatedError

@@ -16,12 +16,11 @@ Every function takes the Call first: who asks and from where. Rights are those o
 Of the broker's own topics `__groups`, `__audit` and `__events` are there for administrators, to be read. Nothing here blocks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
 import msgspec
-import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events
@@ -32,17 +31,16 @@ from quintet.broker.doors.pipelines import Pipelines, Report
 from quintet.broker.identity.access import Action, Principal
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
+from quintet.broker.topics.patterns import regular
 from quintet.flight import wire
 from quintet.flight.login import Caller
 from quintet.log.base import Partition, Stage
 from quintet.model.errors import (
     AuthError,
-    BadRequest,
     LimitExceeded,
     OtherLog,
     PartitionNotFound,
     ShuttingDown,
-    TooLarge,
     TopicNotFound,
 )
 from quintet.model.tasks import Verb, gather
@@ -196,7 +194,7 @@ def select(call: Call, ask: wire.Selection) -> tuple[list[Source], list[str]]:
         else:
             missing.append(name)
     if ask.pattern or not ask.topics:
-        matches = _matcher(ask.pattern)
+        matches = regular(ask.pattern) if ask.pattern else _every
         for topic in call.broker.topics.all():
             if matches(topic.name) and call.may_read(topic.name):
                 found[topic.name] = _source(call.broker, topic)
@@ -205,19 +203,8 @@ def select(call: Call, ask: wire.Selection) -> tuple[list[Source], list[str]]:
     return [found[name] for name in sorted(found)], missing
 
 
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    if not pattern:
-        return lambda _: True
-    if len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
-        raise TooLarge(f"a pattern has at most {PATTERN_BYTES_MAX} bytes")
-    options = re2.Options()
-    options.max_mem = PATTERN_MEMORY_BYTES
-    options.log_errors = False
-    try:
-        compiled = re2.compile(pattern, options)
-    except (re2.error, UnicodeEncodeError) as error:
-        raise BadRequest(f"the pattern is no regular expression of RE2: {error}") from None
-    return lambda name: compiled.fullmatch(name) is not None
+def _every(_name: str) -> bool:
+    return True
 
 
 async def topics(call: Call, ask: wire.Selection) -> wire.Topics:

@@ -128,7 +128,7 @@ class Put:
         for name, rows in _by_topic(topic, batch):
             number, partitions, turn, identity = self._target(name)
             self._targets[name] = (number, partitions, turn + 1, identity)
-            taken = columns.from_batch(rows)
+            taken = columns.from_batch(rows, self._broker.dead.is_dead(name))  # an archive of dead letters comes back
             try:
                 made = kernel.scatter(*taken, partitions, turn, self._origin, 0, BATCH_BYTES)
             except ValueError as error:

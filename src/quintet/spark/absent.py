@@ -16,7 +16,7 @@ def stand_in(source: str, error: ModuleNotFoundError) -> type[DataSource]:
     found = missing(error, f'format("{source}")', "spark")
     if found is None:
         raise error
-    said, hint = str(found), found.hint
+    said, hint = found.message, found.hint
 
     class Absent(DataSource):
         @classmethod
@@ -29,6 +29,6 @@ def stand_in(source: str, error: ModuleNotFoundError) -> type[DataSource]:
     def refuse() -> NoReturn:
         from quintet.model.extras import PackageMissing
 
-        raise PackageMissing(f"{said} ({hint})", hint=hint)
+        raise PackageMissing(said, hint=hint)
 
     return Absent

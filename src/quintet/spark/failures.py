@@ -102,8 +102,7 @@ def explain(error: BaseException) -> Failure:
     error = _converted(error)
     detail = _detail(error)
     if isinstance(error, QuintetError | OptionError):
-        hint = f" ({error.hint})" if isinstance(error, QuintetError) and error.hint else ""
-        return Failure(_short(f"{error}{hint}"), _incurable(type(error).__name__), detail)
+        return Failure(_short(str(error)), _incurable(type(error).__name__), detail)
     causes = list(_causes(error))
     for cause in reversed(causes):
         named = _NAMED.search(_text(cause))

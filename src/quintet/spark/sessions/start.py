@@ -103,7 +103,7 @@ def attach(made: "SparkSession") -> None:
 
 def register(made: "SparkSession") -> None:
     """Make `format("quintet")` known, and queries that read topics visible on their brokers."""
-    from quintet.spark.sessions import threads
+    from quintet.spark.sessions import lookups, threads
     from quintet.spark.source import describe, modes, progress
     from quintet.spark.source.source import QuintetSource
 
@@ -112,6 +112,7 @@ def register(made: "SparkSession") -> None:
     modes.explain()
     describe.names()
     threads.activate()
+    lookups.by_name()
 
 
 def check_packages() -> None:
