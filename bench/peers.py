@@ -28,7 +28,7 @@ from quintet.protocols import doors
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 PEERS = HERE / ".peers"
-DOORS = (*(door.key.upper() for door in doors.DOORS), "FLIGHT", "ADMIN")
+DOORS = (*(door.key.upper() for door in doors.DOORS), "FLIGHT", "CONSOLE", "ADMIN")
 START_S = 20.0
 STOP_S = 20.0
 INSTALL_S = 900.0
@@ -218,13 +218,14 @@ def _program(program: str) -> str:
 
 
 @contextlib.contextmanager
-def nats(directory: Path, jetstream: bool) -> Iterator[Server]:
-    """nats-server; with jetstream, every stored message is synced before it is answered."""
+def nats(directory: Path, jetstream: bool, synced: bool = True) -> Iterator[Server]:
+    """nats-server; with jetstream, every stored message is synced before it is answered, or (`synced` false) as it comes."""
     port = free_port()
     directory.mkdir(parents=True, exist_ok=True)
     config = f'listen: "127.0.0.1:{port}"\nping_interval: "1h"\n'
     if jetstream:
-        config += f'jetstream {{ store_dir: "{directory / "store"}", sync_interval: always }}\n'
+        interval = ", sync_interval: always" if synced else ""
+        config += f'jetstream {{ store_dir: "{directory / "store"}"{interval} }}\n'
     (directory / "nats.conf").write_text(config)
     name = "nats jetstream" if jetstream else "nats core"
     command = [_program("nats-server"), "-c", str(directory / "nats.conf")]
@@ -272,7 +273,7 @@ def mosquitto(directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def kafka(directory: Path) -> Iterator[Server]:
+def kafka(directory: Path, java_options: Sequence[str] = KAFKA_JAVA) -> Iterator[Server]:
     """One Kafka node, broker and controller in one, with the defaults of its own configuration (no flush of its own)."""
     java = _program("java")
     if not any(KAFKA_JARS.glob("kafka_2.13-*.jar")):
@@ -286,7 +287,7 @@ def kafka(directory: Path) -> Iterator[Server]:
         f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}\ncontroller.listener.names=CONTROLLER\n"
         f"log.dirs={directory / 'data'}\noffsets.topic.replication.factor=1\n"
     )
-    run = [java, *KAFKA_JAVA, "-cp", f"{KAFKA_JARS}/*"]
+    run = [java, *java_options, "-cp", f"{KAFKA_JARS}/*"]
     make = [*run, "kafka.tools.StorageTool", "format", "-t", KAFKA_CLUSTER, "-c", str(config)]
     made = subprocess.run(make, capture_output=True, text=True, timeout=KAFKA_START_S, check=False)
     if made.returncode:

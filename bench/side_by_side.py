@@ -102,6 +102,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--side", action="append", choices=SIDES, help="run these servers only (repeatable)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: figures mean nothing")
     parser.add_argument("--repetitions", type=int, help="measure each side so often; for looking, not for the README")
+    parser.add_argument("--many", type=int, metavar="TOPICS", help="so many topics in many_topics; for looking")
     parser.add_argument("--install", action="store_true", help="get missing peers first")
     parser.add_argument("--list", action="store_true", help="name the loads and stop")
     parser.add_argument("--dir", type=Path, default=HERE / ".peers" / "run", help="where servers keep their data")
@@ -129,6 +130,8 @@ def main() -> int:
     effort = QUICK if wanted.quick else FULL
     if wanted.repetitions:
         effort = replace(effort, repetitions=wanted.repetitions)
+    if wanted.many:
+        effort = replace(effort, many_topics=wanted.many)
     with Bench(wanted.dir, effort, console, set(wanted.side or SIDES)) as bench:
         for name in wanted.only or (APPEND if wanted.append else LOADS):
             try:

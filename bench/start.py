@@ -22,7 +22,10 @@ from quintet.protocols.doors import DOORS
 
 QUINTET = ("-m", "quintet")
 SERVE = (*QUINTET, "serve", "--data", "data", "--print-ready")
-PORTS = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in ("ADMIN", "FLIGHT", *(door.key.upper() for door in DOORS))}
+PORTS = {
+    f"QUINTET_LISTENERS__{name}__PORT": "0"
+    for name in ("ADMIN", "CONSOLE", "FLIGHT", *(door.key.upper() for door in DOORS))
+}
 NO_FLIGHT = {"QUINTET_LISTENERS__FLIGHT__ENABLED": "false"}  # pyarrow is an extra
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "`python -c pass`": (("-c", "pass"), {}),
