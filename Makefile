@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes of tests at once (tests/conftest.py says who shares one): one more than two cores, as many of them wait. 0: all in one.
+# Processes of tests at once (tests/conftest.py says who shares one): two more than two cores, as half of them wait. 0: all in one.
 PROCESSES ?= 3
 # The Rust kernel is built again when its sources change, and when Rust appears or disappears.
 CARGO := $(shell command -v cargo 2>/dev/null)
@@ -13,9 +13,9 @@ KERNEL_LOG := .venv/kernel-build.log
 # The blocking client is written from the asynchronous one, which a developer changes without installing again.
 BLOCKING := src/quintet/client/blocking/sync.py
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
-	--no-emit-index-url --no-header --no-annotate --upgrade --group build
+	--no-emit-index-url --no-header --no-annotate --no-strip-extras --upgrade --group build
 
-.PHONY: help setup run spark test check format lock docs turns kernel clean bench benchappend benchspark fuzz campaign
+.PHONY: help setup run spark test pytest check format lock docs wheels turns kernel console clean bench benchappend benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -30,10 +30,14 @@ run: setup ## start a development broker on loopback
 spark: setup .venv/.stamp-spark ## install what topics in Spark need (a gigabyte; make test does it, too)
 	@:
 
+# The types are checked beside the tests: mypy alone would leave a core idle.
+test: setup .venv/.stamp-archive .venv/.stamp-browser ## lint, types and every test, those of Spark and of the console too
+	@$(MAKE) --no-print-directory -j2 check pytest
+
 # Some machines forbid Python to keep what it compiled. The tests start hundreds of processes, and each would compile all of it.
-test: export PYTHONDONTWRITEBYTECODE =
-test: check ## lint, types and every test, those of Spark too
-	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder --session-timeout=3000
+pytest: export PYTHONDONTWRITEBYTECODE =
+pytest: setup .venv/.stamp-archive .venv/.stamp-browser
+	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadscope --no-loadscope-reorder --session-timeout=3000
 
 check: setup .venv/.stamp-spark ## lint and types only
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
@@ -44,16 +48,21 @@ format: setup ## let ruff put the code in shape
 turns: setup ## measure how long each operation keeps the loop, and write docs/TURNS.md (some minutes)
 	@$(BIN)/python -m tests.turns.walk --write docs/TURNS.md
 
-docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ's README
+console: setup .venv/.stamp-browser ## build the web console into the package (needs npm)
+	@cd console && npx tsc --noEmit && node build.mjs
+
+docs: setup .venv/.stamp-spark ## write docs/CONFIGURATION.md and FlyMQ's table of operations, and build the site into build/site
 	@$(BIN)/quintet config reference > docs/CONFIGURATION.md
 	@$(BIN)/quintet protocol flymq --into src/quintet/protocols/flymq/README.md
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The largest set is chosen first and binds the others: what setup installed, the step for Spark must not replace.
 lock: setup ## choose new versions for requirements/*.txt
-	@$(LOCK) --extra server --extra bench --extra mcp --extra flight --extra spark --extra java --extra lake --extra notebook --extra declarative \
-		--group dev --group arrow -o requirements/spark.txt
-	@$(LOCK) --extra server --extra bench --extra mcp --group dev -c requirements/spark.txt -o requirements/dev.txt
+	@$(LOCK) --extra server --extra bench --extra mcp --extra faststream --extra flight --extra spark --extra java --extra lake --extra notebook --extra declarative \
+		--extra keyring --extra kafka --extra otel --group dev --group arrow --group site -o requirements/spark.txt
+	@$(LOCK) --extra server --extra bench --extra mcp --extra faststream --extra kafka --extra otel --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
+	@$(LOCK) --group wheels --group images -c requirements/spark.txt -o requirements/tools.txt
 
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto, Kafka, RabbitMQ (installs them; about 45 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
@@ -65,11 +74,12 @@ benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples
 	@$(BIN)/python bench/spark_side_by_side.py --install
 
 fuzz: setup ## a million frames through each codec, and many through live sessions (python -m fuzz PROTOCOL for one)
-	@$(BIN)/python -m fuzz blipmq --frames 1000000
+	@$(BIN)/python -m fuzz blipmq --frames 1000000 --live 1000000
 	@$(BIN)/python -m fuzz flymq --frames 1000000 --live 100000
 	@$(BIN)/python -m fuzz fast --frames 1000000 --live 1000000
 	@$(BIN)/python -m fuzz felix --frames 1000000 --live 1000000
 	@$(BIN)/python -m fuzz peerbus --frames 1000000 --live 300000
+	@$(BIN)/python -m fuzz records --frames 300000 --live 100000
 
 campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups, doors, Spark (three hours; root for power cuts)
 	@$(BIN)/python tests/crash/kill.py --kills 1000 --strace
@@ -79,17 +89,26 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python tests/crash/groups.py --rebalances 500
 	@$(BIN)/python tests/crash/doors.py --kills 1000
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
+	@$(BIN)/python -m tests.kernel.test_tails 1000000
+	@$(BIN)/python -m tests.log.cell_world --seeds 100000
+	@$(BIN)/python tests/crash/backup.py --backups 50
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
-	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install -k "declarative or fence or session"
-	@QUINTET_TEST_LONG=1 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py tests/log/test_flips.py \
-		tests/log/test_model.py tests/broker/test_groups_model.py
+	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install -k "declarative or fence or session or copies"
+	@QUINTET_TEST_LONG=1 QUINTET_S3_BYTES=1300 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py \
+		tests/log/test_flips.py tests/log/test_torn.py tests/log/test_journal.py tests/log/test_model.py tests/broker/test_groups_model.py
+	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q --timeout=3600 tests/interop/test_felix_rights.py $$(grep -rl --include='*.py' '@given' tests)
+
+wheels: setup ## build what is published into dist/: source distribution, wheels with and without the kernel (Rust; minutes)
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/tools.txt
+	@$(BIN)/python deploy/wheels.py
+	@QUINTET_TEST_DIST=$(CURDIR)/dist $(BIN)/pytest -q tests/install/test_install.py -k "wheel or native or source or server_is"
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*
 	@$(MAKE) --no-print-directory setup
 
 clean: ## remove what the other targets made
-	rm -rf .venv build kernel/target .mypy_cache .ruff_cache .pytest_cache .hypothesis src/quintet/kernel/_native*.so $(BLOCKING)
+	rm -rf .venv build dist kernel/target .mypy_cache .ruff_cache .pytest_cache .hypothesis src/quintet/kernel/_native*.so $(BLOCKING)
 
 .venv/.stamp-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -111,6 +130,21 @@ $(BLOCKING): $(filter-out $(BLOCKING),$(shell find src/quintet/client -name '*.p
 .venv/.stamp-spark: requirements/spark.txt .venv/.stamp-locked
 	@echo "setup: installing Spark and what its tests need (half a minute to two minutes, once; about 1 GB)"
 	@$(BIN)/uv pip install -q --no-cache --python $(BIN)/python --no-build-isolation --require-hashes -r $<
+	@touch $@
+
+# The classes that Spark loads in the tests, for all its JVMs (tests/spark/machines.py). Without them each start takes 6 s more.
+.venv/.stamp-archive: .venv/.stamp-spark | $(KERNEL_STAMP) $(BLOCKING)
+	@echo "setup: recording the classes of Spark for the tests (half a minute, once)"
+	@$(BIN)/pytest -q tests/spark/test_sink.py > .venv/archive.log 2>&1 || tail -n 5 .venv/archive.log
+	@touch $@
+
+# What the tests of the console look with: its npm packages, axe among them, and a browser. Installed before the tests, never by
+# one of them: another process would read half a file. Without npm, apt or the rights to install, those tests are skipped, loudly.
+.venv/.stamp-browser: console/package-lock.json .venv/.stamp-venv
+	@echo "setup: installing what the tests of the console need: npm packages, and Chromium where there is none (once)"
+	@cd console && npm ci --silent --no-audit --no-fund || echo "setup: NO NPM PACKAGES: accessibility and the build of the console are not tested" >&2
+	@command -v chromium chromium-browser google-chrome > .venv/browser.log || { apt-get update && apt-get install -y -qq chromium; } > .venv/browser.log 2>&1 \
+		|| echo "setup: NO CHROMIUM: the pages of the console are not tested (see .venv/browser.log)" >&2
 	@touch $@
 
 # The build may fail without failing the install (optional = true): then the pure twin does the same work, slower.

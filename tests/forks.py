@@ -104,7 +104,9 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
 def start(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stderr: IO[bytes]
 ) -> Forked | subprocess.Popen[bytes]:
-    """`quintet ARGUMENTS` with a pipe for stdout and nothing to read on stdin."""
+    """`quintet ARGUMENTS` with a pipe for stdout and nothing to read on stdin. The console has no fixed port, unless `env` gives one:
+    `--dev` opens it, and brokers of other tests run beside this one."""
+    env = {"QUINTET_LISTENERS__CONSOLE__PORT": "0", **env}
     template = _TEMPLATES.get(os.getpid())
     if template is None and hasattr(os, "pidfd_open"):
         template = _TEMPLATES[os.getpid()] = Template()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.manage.config import GUIDE, example, reference, tables
+from quintet.cli.manage.config import GUIDE, example, reference
 from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins
 from quintet.config.fields import matches, read_secret
+from quintet.config.options import tables
 from quintet.model import limits
 from quintet.model.errors import ConfigError
 from quintet.protocols.blipmq.door import BLIPMQ

@@ -153,7 +153,12 @@ def test_a_file_of_the_release_before_means_what_it_meant() -> None:
     assert (settings.drain_timeout_seconds, settings.limits.disk_free_bytes_min) == (12.5, 3 << 20)
     assert (fast.payload_bytes_max, fast.subject_messages_per_second_max) == (16_777_218, 2)
     default = dict(values(Settings.load(None, {}, {})))
+    given = {
+        ".".join(map(str, path)) for path in load_with_origins(BEFORE, {}, {}, lambda _: None)[1]
+    }  # newer keys are not
     same = [key for key, value in values(settings) if value == default.get(key) and isinstance(value, int | float)]
+    same = [key for key in same if key in given]
+    assert len(given) > 60
     assert [key for key in same if not isinstance(default[key], bool) and not key.endswith(".port")] == []
 
 
@@ -215,7 +220,7 @@ def test_both_names_in_one_file_are_an_error(tmp_path: Path, old: str, new: str)
     with pytest.raises(ConfigError) as caught:
         loaded(file)
     same = "listeners.fast.max_connections and listeners.fast.connections_max are the same option"
-    assert str(caught.value) == f"{file}: {same}"
+    assert caught.value.message == f"{file}: {same}"
     assert caught.value.hint == "give it once, by its new name"
 
 

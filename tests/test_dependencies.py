@@ -38,27 +38,30 @@ def test_every_dependency_has_its_reason() -> None:
     assert documented() == declared()
 
 
+EXTRAS = r"(?:\[[\w,-]+\])?"  # pip takes a package with extras for another one: it must be pinned with them
+
+
 def locked(name: str) -> dict[str, str]:
     """Package -> what stands after ==, of one lock file. A package may stand there once per Python version."""
     text = (ROOT / "requirements" / name).read_text()
     pins: dict[str, str] = {}
-    for package, version in re.findall(r"^([a-z0-9][\w.-]*)==(.*?) *\\$", text, re.MULTILINE):
+    for package, version in re.findall(rf"^([a-z0-9][\w.-]*){EXTRAS}==(.*?) *\\$", text, re.MULTILINE):
         pins[package] = f"{pins[package]} {version}" if package in pins else version
     return pins
 
 
-@pytest.mark.parametrize("name", ["server.txt", "dev.txt", "spark.txt"])
+@pytest.mark.parametrize("name", ["server.txt", "dev.txt", "spark.txt", "tools.txt"])
 def test_locks_are_hashed_and_go_to_any_index(name: str) -> None:
     lines = (ROOT / "requirements" / name).read_text().splitlines()
-    pinned = [number for number, line in enumerate(lines) if re.match(r"[a-z0-9][\w.-]*==", line)]
+    pinned = [number for number, line in enumerate(lines) if re.match(rf"[a-z0-9][\w.-]*{EXTRAS}==", line)]
     assert len(pinned) > 20
     assert all(lines[number + 1].startswith("    --hash=sha256:") for number in pinned)
-    assert [line for line in lines if not re.match(r"[a-z0-9][\w.-]*==|    --hash=sha256:", line)] == []
+    assert [line for line in lines if not re.match(rf"[a-z0-9][\w.-]*{EXTRAS}==|    --hash=sha256:", line)] == []
 
 
 def test_locks_hold_what_is_declared() -> None:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert declared() - crates() - set(locked("spark.txt")) == set()
+    assert declared() - crates() - set(locked("spark.txt")) - set(locked("tools.txt")) == set()
     assert "setuptools-rust" in locked("server.txt")
     assert tree["build-system"]["requires"] == tree["dependency-groups"]["build"], "the build uses what is locked"
 

@@ -150,16 +150,19 @@ def failures(extra: str, wanted: list[str]) -> dict[str, str]:
 
 # extra -> the modules that it is enough for, as a pattern
 ENOUGH: Final = {
-    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\.agents\.mcp|\._native).*|quintet|quintet\.spark"
+    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\.agents\.mcp|\.spans|\.traced|\._native).*|quintet|quintet\.spark"
     r"|quintet\.protocols\.\w+\.(codec|frames)",
-    "peerbus": r"quintet\.client\.(?!agents\.mcp).*",
-    "mcp": r"quintet\.client\..*",
+    "peerbus": r"quintet\.client\.(?!agents\.mcp|spans|traced).*",
+    "mcp": r"quintet\.client\.(?!spans|traced).*",
+    "otel": r"quintet\.client\.(spans|traced)",
+    "faststream": r"quintet\.faststream(?!\.opentelemetry).*",
+    "faststream,otel": r"quintet\.faststream.*",
     "felix": r"quintet\.net\.quic\.twin",
     "compression": r"quintet\.model\.zstd",
     "flight": r"quintet\.spark\.source\.connection|quintet\.flight\.(wire|columns)",
     "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|conversion)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
-    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate|client\.agents\.mcp).*",
+    "server": r"quintet\.(?!spark|faststream|bench|testing|flight|__main__|client\.blocking\.generate|client\.agents\.mcp|client\.(spans|traced)).*",
 }
 NEEDS_ANOTHER: Final = {
     "quintet.client.links.peerbus_ws",
@@ -213,9 +216,8 @@ def absence(name: str) -> ModuleNotFoundError:
 def test_a_missing_package_is_said_with_the_extra_of_who_asks() -> None:
     said = extras.missing(absence("google"), "this", "server")
     assert said is not None
-    assert str(said) == "this needs the package protobuf, which is not installed"
+    assert str(said) == "this needs the package protobuf, which is not installed (pip install 'quintet[server]')"
     assert said.hint == "pip install 'quintet[server]'"
-    assert said.__notes__ == [said.hint]
     other = extras.missing(absence("picows.api"), "this", "spark")
     assert other is not None
     assert other.hint == "pip install 'quintet[peerbus]'", "spark does not bring it"
@@ -244,7 +246,7 @@ def test_a_table_names_the_extra_of_its_format(format: str, place: str, monkeypa
     with pytest.raises(extras.PackageMissing) as caught:
         table_of(place, format)
     said = f"a table of format {format} needs the package "
-    assert str(caught.value) in {f"{said}{name}, which is not installed" for name in ("deltalake", "pyiceberg")}
+    assert caught.value.message in {f"{said}{name}, which is not installed" for name in ("deltalake", "pyiceberg")}
     assert caught.value.hint == "pip install 'quintet[lake]'"
 
 

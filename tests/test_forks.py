@@ -10,7 +10,7 @@ import pytest
 from quintet import __version__
 from tests import forks
 
-DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "ADMIN")
+DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "CONSOLE", "ADMIN")
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, bytes, str]:

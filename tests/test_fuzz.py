@@ -9,15 +9,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # (protocol, half) -> frames of a short run
 SHORT = {
-    ("blipmq", "codec"): 30_000,
-    ("fast", "codec"): 30_000,
-    ("fast", "live"): 15_000,
-    ("felix", "codec"): 30_000,
+    ("blipmq", "codec"): 10_000,
+    ("blipmq", "live"): 4_000,
+    ("fast", "codec"): 10_000,
+    ("fast", "live"): 5_000,
+    ("felix", "codec"): 10_000,
     ("felix", "live"): 5_000,
-    ("flymq", "codec"): 10_000,
-    ("flymq", "live"): 10_000,
-    ("peerbus", "codec"): 10_000,
+    ("flymq", "codec"): 5_000,
+    ("flymq", "live"): 4_000,
+    ("peerbus", "codec"): 5_000,
     ("peerbus", "live"): 4_000,
+    ("records", "codec"): 1_000,
+    ("records", "live"): 400,
 }
 pytestmark = pytest.mark.parametrize(("name", "half"), SHORT)
 

@@ -18,6 +18,7 @@ PLANTED = {
     "layers": ("kernel/planted.py", "def hidden() -> None:\n    import quintet.model.limits\n"),
     "broker": ("broker/audit/planted.py", "import quintet.broker.core\n"),
     "files": ("log/embedded/files/planted.py", "import quintet.log.embedded.engine\n"),
+    "cells": ("log/replicated/records.py", "import quintet.log.replicated.engine\n"),
     "side": ("model/planted.py", "import quintet.client\n"),
     "doors": ("protocols/planted/__init__.py", "import quintet.protocols.blipmq.codec\n"),
     "sans-io": ("broker/planted.py", "import time\n"),

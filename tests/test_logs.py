@@ -106,3 +106,29 @@ def test_damage_is_logged_as_an_error() -> None:
     names = {name for file in source.rglob("*.py") for name in reported(file.read_text())}
     assert {"corrupt_range", "table_damaged"} <= names  # or nothing is looked at
     assert {name for name in names if any(word in name for word in words)} - logs.ERROR_EVENTS <= calm
+
+
+def test_a_flood_of_one_event_is_summed_up_and_others_are_not_lost() -> None:
+    out, now = io.StringIO(), [0.0]
+    logs.configure(stream=out)
+    report = logs.Reporter(lambda: now[0])
+    for number in range(5_000):
+        report("authentication_failed", {"door": "flymq", "peer": f"10.0.0.1:{number}"})
+    report("corrupt_range", {"file": "x"})
+    now[0] = logs.REPEATED_WINDOW_S
+    report("authentication_failed", {"door": "flymq", "peer": "10.0.0.2:1"})
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert len(lines) == logs.REPEATED_MAX + 3
+    damage, summary, last = lines[-3:]
+    assert (damage["event"], damage["level"]) == ("corrupt_range", "error")
+    assert (summary["event"], summary["of"], summary["level"]) == (
+        "events_left_out",
+        "authentication_failed",
+        "warning",
+    )
+    assert summary["times"] == 5_000 - logs.REPEATED_MAX
+    assert (last["peer"], last["level"]) == ("10.0.0.2:1", "warning")
+
+
+def test_every_event_has_one_level() -> None:
+    assert not logs.ERROR_EVENTS & logs.WARNING_EVENTS

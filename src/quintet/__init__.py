@@ -1,8 +1,8 @@
 """Quintet: one broker, five wire protocols, one durable log.
 
 The client's names are here and loaded when first used, because `import quintet` must stay quick: `connect`, `peer`,
-`sync`, `Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription`, `Transaction`, `Peer`, `PeerMessage` and
-`errors`.
+`sync`, `Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription`, `Transaction`, `Peer`, `PeerMessage`,
+`Telemetry`, `instrument`, `uninstrument` and `errors`.
 """
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; importing typing for it would be half the cost
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from quintet.client.core.message import Message as Message
     from quintet.client.core.message import MessageBatch as MessageBatch
     from quintet.client.core.subscription import Subscription as Subscription
+    from quintet.client.core.telemetry import Telemetry as Telemetry
+    from quintet.client.core.telemetry import instrument as instrument
+    from quintet.client.core.telemetry import uninstrument as uninstrument
     from quintet.client.producer import Producer as Producer
     from quintet.client.transaction import Transaction as Transaction
 
@@ -33,11 +36,14 @@ _LAZY = {
     "PeerMessage": "quintet.client.agents.peer",
     "Producer": "quintet.client.producer",
     "Subscription": "quintet.client.core.subscription",
+    "Telemetry": "quintet.client.core.telemetry",
     "Transaction": "quintet.client.transaction",
     "connect": "quintet.client.bus",
     "errors": "quintet.client.core",
+    "instrument": "quintet.client.core.telemetry",
     "peer": "quintet.client.agents.peer",
     "sync": "quintet.client.blocking",
+    "uninstrument": "quintet.client.core.telemetry",
 }
 
 

@@ -23,12 +23,24 @@ MASK: Final = "***"
 # tests/test_logs.py looks for names that sound like it and are not.
 ERROR_EVENTS: Final = frozenset({
     "anchor_differs", "anchors_damaged", "anchors_failed", "audit_lost", "audit_unreadable", "chain_key_missing",
-    "checkpoint_failed", "checkpoint_rejected", "commit_failed", "compaction_failed", "corrupt_range",
+    "checkpoint_failed", "checkpoint_rejected", "commit_failed", "compaction_failed", "console_failed", "corrupt_range",
     "dead_letter_failed", "delete_failed", "directory_replaced", "group_beyond_end", "journal_conflict",
-    "journal_damaged", "journal_failed", "journal_rejected", "partition_failed", "quarantine_failed",
+    "journal_damaged", "journal_failed", "journal_rejected", "mark_failed", "partition_failed", "quarantine_failed",
     "retention_failed", "session_failed", "stage_damaged", "stage_lost", "storage_full", "subscription_beyond_end",
     "table_damaged", "topics_without_row",
 })  # fmt: skip
+# What an operator should look at in the morning. The rest that is no error is for information.
+WARNING_EVENTS: Final = frozenset({
+    "authentication_failed", "clock_jumped", "delayed_wait", "group_not_saved", "intent_waits", "journal_not_made",
+    "peer_message_dropped", "slow_turn", "stage_not_removed", "telemetry_unreachable", "torn_tail",
+})  # fmt: skip
+WARNING_ENDINGS: Final = ("_door_shut", "_certificate_is_authority")
+# What clients can bring about as often as they like: of each so many a minute are said, the others are counted.
+REPEATED_EVENTS: Final = frozenset({
+    "authentication_failed", "connection_closed", "peer_message_dropped", "session_failed", "slow_turn", "stream_reset",
+})  # fmt: skip
+REPEATED_MAX: Final = 120
+REPEATED_WINDOW_S: Final = 60.0
 
 
 Entry = dict[str, Any]
@@ -53,6 +65,41 @@ class Logger:
         raised = fields.pop("exc_info", None)
         traced = raised if isinstance(raised, BaseException) else None
         self._to.log(level, event, exc_info=traced, extra={"fields": fields})
+
+
+class Reporter:
+    """How parts without a logger speak: the name of an event decides its level, and whether a flood of it is summed up."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._log = Logger()
+        self._monotonic = monotonic
+        self._began = monotonic()
+        self._said: dict[str, int] = {}  # in this window, those left out among them
+
+    def __call__(self, event: str, fields: dict[str, object]) -> None:
+        if event in REPEATED_EVENTS and not self._may_say(event):
+            return
+        if event in ERROR_EVENTS:
+            self._log.error(event, **fields)
+        elif event in WARNING_EVENTS or event.endswith(WARNING_ENDINGS):
+            self._log.warning(event, **fields)
+        else:
+            self._log.info(event, **fields)
+
+    def _may_say(self, event: str) -> bool:
+        monotonic = self._monotonic()
+        if monotonic - self._began >= REPEATED_WINDOW_S:
+            self.sum_up()
+            self._began = monotonic
+        count = self._said[event] = self._said.get(event, 0) + 1
+        return count <= REPEATED_MAX
+
+    def sum_up(self) -> None:
+        """Say what was left out since the last time."""
+        said, self._said = self._said, {}
+        for event, count in sorted(said.items()):
+            if count > REPEATED_MAX:
+                self._log.warning("events_left_out", of=event, times=count - REPEATED_MAX, said=REPEATED_MAX)
 
 
 def mask_secrets(entry: Entry) -> Entry:

@@ -1,9 +1,10 @@
-"""Prepares the process for a broker: its open files, its event loop, and how it ends when a thread does not."""
+"""Prepares the process for a broker: its open files, its event loop, what systemd is told, and how it ends when a thread does not."""
 
 import asyncio
 import logging
 import os
 import resource
+import socket
 import sys
 from typing import NoReturn
 
@@ -25,6 +26,20 @@ def raise_open_files() -> None:
     except (ValueError, OSError) as error:
         said = {"limit": soft, "error": str(error), "hint": "raise it with `ulimit -n`"}
         logging.getLogger("quintet").warning("open_files_not_raised", extra={"fields": said})
+
+
+def notify(state: str) -> None:
+    """Tell systemd what the broker does (`READY=1`, `STOPPING=1`), if systemd waits for it: one datagram (sd_notify(3)). If nobody
+    takes it, the broker goes on."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+    except OSError as error:
+        said = {"socket": address, "error": str(error)}
+        logging.getLogger("quintet").warning("systemd_not_notified", extra={"fields": said})
 
 
 def runner() -> asyncio.Runner:

@@ -12,22 +12,27 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
-from quintet.admin.listener import AdminServer, serve_admin
+from quintet.admin.listener import HttpServer, serve_http
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Credential, Role
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.identity.users import ConfiguredUser
 from quintet.broker.sections import Tenant
-from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.config import Settings, reloading
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
 from quintet.config.renaming import OldName
+from quintet.console.section import ConsoleListener
+from quintet.delivery.traces import Traces
 from quintet.flight import wire
 from quintet.flight.section import FlightListener
 from quintet.log.anchors import ANCHORS_NAME
@@ -42,17 +47,24 @@ from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
 from quintet.net.quic.listener import QuicConnection, QuicListener
-from quintet.net.tls import server_context
+from quintet.net.tls import load_into, server_context
 from quintet.net.turns import Turns
-from quintet.process import leave_at_once, raise_open_files, runner
+from quintet.process import leave_at_once, notify, raise_open_files, runner
 from quintet.protocols.doors import DOORS, Doors, origins
 from quintet.protocols.fast.door import FAST
 from quintet.protocols.felix.door import FELIX
 from quintet.protocols.options import TcpListener
 
 if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+    from quintet.broker.doors.pipelines import Status
+    from quintet.config.options import OptionRow
+    from quintet.console.app import Console
     from quintet.flight.bridge import Bridge
     from quintet.flight.server import Door
+    from quintet.otlp import SpanQueue
 
 TICK_S = 0.05
 GOODBYE_S = 0.5  # for peers to take what was still being sent to them
@@ -61,6 +73,7 @@ COLLECT_IDLE_US = 60_000_000
 COLLECT_LATEST_US = 1_800_000_000
 
 _log = logs.Logger()
+_reporter = logs.Reporter(monotonic)
 
 
 def warn_of_old_name(name: OldName) -> None:
@@ -87,7 +100,7 @@ def serve(
                 leave_at_once(code)
         leave_at_once(code)
     except QuintetError as error:
-        print(f"quintet: {error}{' (' + error.hint + ')' if error.hint else ''}", file=sys.stderr)
+        print(f"quintet: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"quintet: {error.strerror or error}", file=sys.stderr)
@@ -110,9 +123,13 @@ class Server:
         self.doors: OpenDoors
         self.listeners: dict[str, Listener | QuicListener] = {}
         self.output = OutputBudget(settings.limits.output_bytes_max)
-        self.admin: AdminServer | None = None
+        self.admin: HttpServer | None = None
+        self.console: Console | None = None
+        self._console_http: HttpServer | None = None
+        self._console_tls: ssl.SSLContext | None = None
         self.flight: Door | None = None
         self._bridge: Bridge | None = None
+        self.spans: SpanQueue | None = None
         self.draining = False
         self.log: EmbeddedLog
         self.broker: Broker
@@ -124,29 +141,21 @@ class Server:
         self._jumps_seen = 0
         self._collected_at = 0
         self._access_seen = 0
+        self._waits: list[str] = []  # options that were changed in the files and need a restart
 
     async def run(self, print_ready: bool) -> int:
         check_doors(self.settings.listeners.doors)
         loop = asyncio.get_running_loop()
-        self.turns = Turns(loop, _report)
+        _reporter.sum_up()  # each broker of a process has a window of its own
+        self.turns = self._make_turns(loop)
         scheduler = self._scheduler = LoopScheduler(loop, turns=self.turns)
         settings = self.settings
-        self.log = EmbeddedLog(
-            settings.data,
-            OsDisk(),
-            scheduler,
-            _report,
-            tail_cache_bytes=settings.limits.tail_cache_bytes,
-            memory_topics_bytes=settings.limits.memory_topics_bytes,
-            disk_floor_bytes=settings.limits.disk_free_bytes_min,
-            chain=settings.audit.chain,
-            chain_key=_chain_key(settings),
-            anchor_file=str(settings.audit.anchor_file or settings.data / ANCHORS_NAME),
-            anchor_us=settings.audit.anchor_seconds * 1_000_000,
-        )
+        self.log = self._make_log(scheduler)
         self.log.recover()
+        await self._until_leading()
         try:
-            self.broker = Broker(self.log, scheduler, _broker_options(settings), _report)
+            options = replace(_broker_options(settings), traces=self._open_telemetry())
+            self.broker = Broker(self.log, scheduler, options, _report)
             self.broker.set_credentials(_credentials(settings))
             self.broker.set_tokens(_tokens(settings))
             self.broker.set_tenant_tokens(_tenant_tokens(settings))
@@ -168,6 +177,54 @@ class Server:
         scheduler.close()
         return 0
 
+    # What a node of a cell does otherwise (ADR 39): so far only tests/crash/cell_node.py is one.
+
+    def _make_turns(self, loop: asyncio.AbstractEventLoop) -> Turns:
+        return Turns(loop, _report)
+
+    def _make_log(self, scheduler: LoopScheduler, make: Callable[..., EmbeddedLog] = EmbeddedLog) -> EmbeddedLog:
+        settings = self.settings
+        return make(
+            settings.data,
+            OsDisk(),
+            scheduler,
+            _report,
+            tail_cache_bytes=settings.limits.tail_cache_bytes,
+            memory_topics_bytes=settings.limits.memory_topics_bytes,
+            disk_floor_bytes=settings.limits.disk_free_bytes_min,
+            chain=settings.audit.chain,
+            chain_key=_chain_key(settings),
+            anchor_file=str(settings.audit.anchor_file or settings.data / ANCHORS_NAME),
+            anchor_us=settings.audit.anchor_seconds * 1_000_000,
+        )
+
+    async def _until_leading(self) -> None:
+        """The log of one node leads from its start."""
+
+    def _open_telemetry(self) -> Traces | None:
+        """Who follows sampled messages, and the thread that exports their spans; None: nobody asked for it."""
+        options = self.settings.telemetry
+        if not options.endpoint:
+            return None
+        from quintet.otlp import SpanQueue, check_installed  # late: who has no telemetry does not load it
+
+        check_installed()
+        loop = asyncio.get_running_loop()
+
+        def report(event: str, fields: dict[str, object]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the broker has stopped
+                loop.call_soon_threadsafe(_report, event, fields)
+
+        self.spans = SpanQueue(options, report, self.log.identity)
+        return Traces(
+            self._scheduler,
+            os.urandom,
+            self.spans.put,
+            ratio=options.sample_ratio,
+            spans_per_second_max=options.spans_per_second_max,
+            messages_max=options.messages_max,
+        )
+
     async def _configure_users(self) -> None:
         """The doors open when the configured users can log in."""
         told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -187,10 +244,12 @@ class Server:
                 await self.doors.open(door, listeners.of(door))
         if listeners.flight.enabled:
             self._open_flight(listeners.flight)
+        if listeners.console.enabled:
+            await self._open_console(listeners.console)
         if listeners.admin.enabled:
-            view = figures.View(self)
+            view = figures.View(self, listeners.admin.labels_max)
             app = create_app(view, view)
-            self.admin = await serve_admin(app, listeners.admin.host, listeners.admin.port)
+            self.admin = await serve_http(app, listeners.admin.host, listeners.admin.port)
 
     def _limits_of(self, name: str, door: TcpListener) -> ListenerOptions:
         limits = self.settings.limits
@@ -230,10 +289,52 @@ class Server:
         except OSError as error:
             raise cannot_listen("flight", door.host, door.port, error) from error
 
+    async def _open_console(self, door: ConsoleListener) -> None:
+        from quintet.console.app import Console  # late: who has no console does not load it
+        from quintet.console.operations import check
+
+        check()
+        if door.tls_cert is not None and door.tls_key is not None:
+            self._console_tls = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
+        failures = 0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max
+        self.console = Console(self, door, os.urandom, _report, failures_per_minute=failures)
+        try:
+            self._console_http = await serve_http(
+                self.console, door.host, door.port, name="console", tls=self._console_tls
+            )
+        except OSError as error:
+            raise cannot_listen("console", door.host, door.port, error) from error
+        self.console.sampler.start()
+
+    def configuration(self) -> "list[OptionRow]":
+        """Every option with where it comes from, secrets hidden."""
+        from quintet.config.options import option_rows
+
+        return list(option_rows(self.settings, self._waits))
+
+    def verify_command(self) -> list[str]:
+        """The arguments of `quintet audit verify` for this broker's files."""
+        audit = self.settings.audit
+        anchors = ["--anchors", str(audit.anchor_file)] if audit.anchor_file is not None else []
+        keys = ["--key-file", str(audit.key_file)] if audit.key_file is not None else []
+        return ["audit", "verify", "--data", str(self.settings.data), *anchors, *keys]
+
+    def pipelines(self, owner: str, everything: bool) -> "Sequence[Status]":
+        """What reported to the Flight door, as the console shows it."""
+        if self.flight is None:
+            return ()
+        return self.flight.pipelines.seen(owner, everything, self.broker.scheduler.monotonic())
+
+    def stop_pipeline(self, owner: str, everything: bool, name: str) -> None:
+        if self.flight is not None:
+            self.flight.pipelines.stop(owner, everything, name, self.broker.scheduler.monotonic())
+
     def addresses(self) -> dict[str, str]:
         found = {name: listener.address for name, listener in self.listeners.items()}
         if self.flight is not None:
             found["flight"] = self.flight.address
+        if self._console_http is not None:
+            found["console"] = self._console_http.address
         if self.admin is not None:
             found["admin"] = self.admin.address
         return found
@@ -254,6 +355,7 @@ class Server:
             print(lines, file=sys.stderr, flush=True)
         if print_ready:
             print(json.dumps({"ready": True, "listeners": addresses}), flush=True)
+        notify("READY=1")
 
     # -- time and change -------------------------------------------------------------------------------------------
 
@@ -301,6 +403,9 @@ class Server:
             fresh = reloads.merged(self.settings, read)
             tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
             self.doors.reload(lambda door: getattr(read.listeners, door.key, self.settings.listeners.of(door)))
+            console = read.listeners.console
+            if self._console_tls is not None and console.tls_cert is not None and console.tls_key is not None:
+                load_into(self._console_tls, console.tls_cert, console.tls_key)
         except (QuintetError, OSError, ValueError) as error:
             _log.error(
                 "reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration"
@@ -312,7 +417,8 @@ class Server:
         self.broker.peers.options = fresh.peers
         self.broker.tenants.replace(_tenants(fresh))
         self.broker.configure_users(*_users(fresh), _users_reloaded)
-        self.settings = fresh
+        fresh.take_origins(read, taken)
+        self.settings, self._waits = fresh, waits
         self._let_sessions_look_again()
         self.broker.audit.record("config.change", "", "", "success", action="reload", taken=" ".join(taken))
         _log.info("reloaded", taken=taken, keys=len(fresh.keys), users=len(fresh.users), roles=len(fresh.roles))
@@ -322,11 +428,15 @@ class Server:
 
     async def _drain(self) -> None:
         _log.info("draining")
+        notify("STOPPING=1")
         self.draining = self.broker.draining = True
         for listener in self.listeners.values():
             listener.stop_accepting()
         if self.flight is not None:
             self.flight.close()
+        if self.console is not None and self._console_http is not None:
+            await self.console.stop()
+            await self._console_http.stop()
         deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_seconds
         while self.log.unsynced_bytes and asyncio.get_running_loop().time() < deadline - 2 * GOODBYE_S:
             await asyncio.sleep(0.005)
@@ -351,8 +461,11 @@ class Server:
         await asyncio.wait_for(saved.wait(), self.settings.drain_timeout_seconds)
         self.broker.audit.record("system.stop", "", "", "success")
         await self._close_log()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         if self.admin is not None:
             await self.admin.stop()
+        _reporter.sum_up()
         _log.info("stopped", anchor=self.log.anchor_head)
 
     async def _close_log(self) -> None:
@@ -370,10 +483,8 @@ def _quiet_the_collector() -> None:
 
 
 def _report(event: str, fields: dict[str, object]) -> None:
-    """How parts without a logger speak: the event's name decides how loud."""
-    warns = event in ("slow_turn", "clock_jumped") or event.endswith(("_door_shut", "_certificate_is_authority"))
-    level = _log.error if event in logs.ERROR_EVENTS else _log.warning if warns else _log.info
-    level(event, **fields)
+    """How parts without a logger speak."""
+    _reporter(event, fields)
 
 
 def _chain_key(settings: Settings) -> bytes:

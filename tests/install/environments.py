@@ -21,6 +21,8 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy import wheels
+
 ROOT: Final = Path(__file__).parents[2]
 UV: Final = str(Path(sys.executable).with_name("uv"))
 LOCK: Final = ROOT / "requirements" / "spark.txt"
@@ -66,18 +68,25 @@ class Environment:
         )
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel as a machine without Rust builds it: of a copy, so that nothing left of other builds is in it, and no
-    blocking client but the one that the build writes."""
-    source = folder / "source"
+def build(folder: Path) -> tuple[Path, Path]:
+    """(source distribution, wheel) as they are published; the wheel is without the native kernel, and built from the other. From a
+    copy, so that nothing left of other builds is in them, and no blocking client but the one that the build writes."""
+    source, out = folder / "source", folder / "dist"
     skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "target", "sync.py")
     for name in ("src", "kernel"):
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    (folder / "no-rust").mkdir()
+    wheel = wheels.build_pure(out, source)
+    (archive,) = out.glob("*.tar.gz")
+    return archive, wheel
+
+
+def build_without_rust(archive: Path, folder: Path) -> Path:
+    """The wheel that pip makes of a source distribution on a machine that has no Rust."""
+    (folder / "no-rust").mkdir(parents=True)
     _uv(
-        *("build", "--wheel", "--no-build-isolation", "--offline", "-o", str(folder), str(source)),
+        *("build", "--wheel", "--no-build-isolation", "--offline", "-o", str(folder), str(archive)),
         PATH=os.pathsep.join([str(folder / "no-rust"), "/usr/bin", "/bin"]),
         CARGO="no-rust",
     )

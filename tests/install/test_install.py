@@ -5,15 +5,21 @@ Every environment talks to one broker of this checkout. Nothing it prints may be
 
 import json
 import os
+import platform
 import subprocess
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
+from email import message_from_string
 from functools import cache
 from pathlib import Path
 
 import click
 import pytest
+from wheel.wheelfile import WheelFile  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
+from deploy import wheels
 from quintet.cli.main import cli
 from quintet.protocols.doors import PROTOCOLS
 from tests.client.server import STOP_S, Server, running
@@ -22,7 +28,8 @@ from tests.install.environments import (
     ROOT,
     Environment,
     NoIndex,
-    build_wheel,
+    build,
+    build_without_rust,
     closure,
     installed,
     linked,
@@ -38,8 +45,31 @@ Make = Callable[[str], Environment]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(source distribution, wheel without the native kernel); QUINTET_TEST_DIST names a folder that has them."""
+    given = os.environ.get("QUINTET_TEST_DIST")
+    if given is None:
+        return build(tmp_path_factory.mktemp("wheel"))
+    (archive,), (wheel,) = Path(given).glob("*.tar.gz"), Path(given).glob("*-none-any.whl")
+    return archive, wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(published: tuple[Path, Path]) -> Path:
+    return published[1]
+
+
+@pytest.fixture(scope="module")
+def native(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel with the native kernel: the published one for this platform, else one with the kernel of this checkout."""
+    given = os.environ.get("QUINTET_TEST_DIST")
+    if given is not None:
+        (found,) = Path(given).glob(f"*-manylinux*{platform.machine()}.whl")
+        return found
+    kernel = native_kernel()
+    if kernel is None:
+        pytest.skip("NO NATIVE KERNEL WAS BUILT: a wheel with one was not tried")
+    return wheels.with_kernel(wheel, kernel, f"linux_{platform.machine()}", tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +120,20 @@ def test_the_index_brings_what_is_declared(extra: str, wheel: Path, tmp_path: Pa
 
 
 def test_every_extra_is_tried() -> None:
-    """declarative has a test of its own among the examples; java is the Java of the Spark below."""
-    assert set(EXTRAS) == {*SMALL, "spark", "java", "lake", "notebook", "declarative"} - {""}
+    """declarative has a test of its own among the examples, keyring among those of profiles; faststream, otel and kafka are in
+    tests/faststream, tests/telemetry and tests/log; java is the Java of the Spark below."""
+    assert set(EXTRAS) == {
+        *SMALL,
+        "spark",
+        "java",
+        "lake",
+        "notebook",
+        "declarative",
+        "keyring",
+        "faststream",
+        "kafka",
+        "otel",
+    } - {""}
 
 
 # -- bare -------------------------------------------------------------------------------------------------------------
@@ -111,7 +153,7 @@ def test_a_bare_install_is_a_client_of_every_door_it_can_serve(make: Make, broke
 
 
 def test_a_url_that_needs_an_extra_names_it(make: Make, broker: Server) -> None:
-    """In a traceback of Python, too: its last lines are the sentence and the command."""
+    """In a traceback of Python, too: its last line is the sentence with the command."""
     for url, needed, extra in (
         (broker.peer("bare"), "peerbus:// over WebSocket needs the package picows", "peerbus"),
         (broker.felix, "felix:// without the native kernel needs the package aioquic", "felix"),
@@ -120,8 +162,7 @@ def test_a_url_that_needs_an_extra_names_it(make: Make, broker: Server) -> None:
     ):
         for way in ((), ("--sync",)):
             said = make("").run("python", PROGRAM, *way, url, "t", QUINTET_PEERBUS_SECRET=SECRET).stderr.splitlines()
-            assert said[-2].endswith(f"{needed}, which is not installed")
-            assert said[-1] == f"pip install 'quintet[{extra}]'"
+            assert said[-1].endswith(f"{needed}, which is not installed (pip install 'quintet[{extra}]')")
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -149,6 +190,7 @@ def outcomes(environment: Environment, broker: Server, topic: str, chosen: set[s
     words = {
         **{"topic": topic, "home": home, "data": broker.folder / "data", "blip": broker.url, "felix": broker.felix},
         **{"peer": broker.peer(topic, lines=True), "flight": broker.flight},
+        "admin": f"http://127.0.0.1:{broker.ports['admin']}",
     }
     uses = [each for each in USES if each.outcome in chosen]
     lines = [[*each.command.split(), *(word.format(**words) for word in each.arguments)] for each in uses]
@@ -157,6 +199,7 @@ def outcomes(environment: Environment, broker: Server, topic: str, chosen: set[s
         stdin=json.dumps(lines),
         QUINTET_URL=broker.fly,
         QUINTET_PEERBUS_SECRET=SECRET,
+        XDG_CONFIG_HOME=str(home),
     )
     found = json.loads(succeeded(done))
     return {each.command: (got["code"], got["err"]) for each, got in zip(uses, found, strict=True)}
@@ -178,17 +221,75 @@ def test_every_command_works_or_names_its_extra_in_a_line(make: Make, broker: Se
             assert f"(pip install 'quintet[{wanted[command]}]'" in said, f"{command}\n{said}"
 
 
-def test_the_native_kernel_alone_serves_felix(wheel: Path, tmp_path: Path, broker: Server) -> None:
-    kernel = native_kernel()
-    if kernel is None:
-        pytest.skip("NO NATIVE KERNEL WAS BUILT: a wheel with one was not tried")
-    bare = linked(wheel, tmp_path / "native", "")
-    (bare.packages / "quintet" / "kernel" / kernel.name).symlink_to(kernel)
+def test_the_native_kernel_alone_serves_felix(native: Path, tmp_path: Path, broker: Server) -> None:
+    bare = linked(native, tmp_path / "native", "")
     assert "kernel native" in succeeded(bare.run("quintet", "--version"))
     use(bare, broker.felix, "native-felix")
     use(bare, broker.fly, "native-flymq")
     for command, (code, said) in outcomes(bare, broker, "native", {"felix"}).items():
         assert code == 0, f"{command}\n{said}"
+
+
+# -- what is in them --------------------------------------------------------------------------------------------------
+
+
+def problems(wheel: Path) -> list[str]:
+    """What a published wheel must not be. Its hashes are checked by reading it."""
+    with WheelFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+    described = message_from_string(next(data for name, data in files.items() if name.endswith("/METADATA")).decode())
+    folder = wheels.KERNEL.rpartition("/")[0]
+    return [
+        what
+        for what, wrong in {
+            "it is too large": wheel.stat().st_size > wheels.WHEEL_BYTES_MAX,
+            "tests are in it": any("test_" in name or name.startswith("tests/") for name in files),
+            "more than the package is in it": {name.partition("/")[0].partition("-")[0] for name in files}
+            != {"quintet", "pyspark_quintet", "pyspark_quintet_lake"},
+            "a pure wheel has a library": "none-any" in wheel.name and any(name.endswith(".so") for name in files),
+            "a native wheel has no kernel": "none-any" not in wheel.name and wheels.KERNEL not in files,
+            "the pure twin is missing": f"{folder}/pure.py" not in files,
+            "the blocking client is missing": "quintet/client/blocking/sync.py" not in files,
+            "it has no types": "quintet/py.typed" not in files,
+            "README.md is not its description": described.get_payload() != (ROOT / "README.md").read_text(),
+            "the licence is missing": described["License-Expression"] != "Apache-2.0"
+            or not any(name.endswith("licenses/LICENSE") for name in files),
+        }.items()
+        if wrong
+    ]
+
+
+def test_the_wheels_have_the_package_and_nothing_else(wheel: Path, native: Path) -> None:
+    assert problems(wheel) == []
+    assert problems(native) == []
+
+
+def test_wheels_that_are_wrong_are_seen(wheel: Path, tmp_path: Path) -> None:
+    """A control: two files too many, and one too few."""
+    made = tmp_path / wheel.name
+    with WheelFile(wheel) as source, WheelFile(made, "w") as target:
+        for name in source.namelist():
+            if not name.endswith(("/RECORD", "/sync.py")):
+                target.writestr(name, source.read(name))
+        target.writestr("tests/test_x.py", b"")
+        target.writestr(wheels.KERNEL, b"")
+    assert problems(made) == [
+        "tests are in it",
+        "more than the package is in it",
+        "a pure wheel has a library",
+        "the blocking client is missing",
+    ]
+
+
+def test_the_source_distribution_builds_without_rust(published: tuple[Path, Path], tmp_path: Path) -> None:
+    with tarfile.open(published[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"kernel/Cargo.toml", "kernel/src/lib.rs", "setup.py", "LICENSE", "README.md"} <= names
+    assert [name for name in names if name.startswith(("tests", "kernel/target")) or name.endswith(".so")] == []
+    built = build_without_rust(published[0], tmp_path / "built")
+    with zipfile.ZipFile(built) as made, zipfile.ZipFile(published[1]) as wheel:
+        packed = [{name for name in each.namelist() if "dist-info" not in name} for each in (made, wheel)]
+    assert packed[0] == packed[1]
 
 
 # -- extras -----------------------------------------------------------------------------------------------------------
@@ -227,9 +328,29 @@ def test_bench_is_enough_to_measure_and_draw(make: Make, broker: Server) -> None
     assert (make("bench").folder / "home" / "a.png").stat().st_size > 0
 
 
+def test_a_broker_from_the_native_wheel_uses_its_kernel(native: Path, tmp_path: Path) -> None:
+    made = linked(native, tmp_path / "native", "server")
+    assert '"kernel": "native"' in serve_once(made, tmp_path)
+
+
 def test_server_is_enough_to_serve_and_to_look_after_the_files(make: Make, tmp_path: Path) -> None:
     made = make("server")
-    ports = dict.fromkeys(("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "ADMIN"), "0")
+    assert "quintet[flight]" in serve_once(made, tmp_path), "why the Flight door is shut"
+    data = str(tmp_path / "data")
+    for arguments in (
+        *(("log", "verify", data), ("audit", "verify", "--data", data), ("config", "validate"), ("config", "init")),
+        *(("token", "mint", "--dev", "--sub", "ann", "--queue-key", "k"), ("token", "keygen", "--out", "keys")),
+    ):
+        done = made.run("quintet", *arguments)
+        assert done.returncode == 0, f"{arguments}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+
+
+def serve_once(made: Environment, tmp_path: Path) -> str:
+    """Start the broker of an environment, publish and read through it, stop it; what it wrote."""
+    ports = dict.fromkeys(
+        ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "CONSOLE", "ADMIN"), "0"
+    )
     settings = {f"QUINTET_LISTENERS__{name}__PORT": port for name, port in ports.items()}
     command = ["serve", "--dev", "--data", str(tmp_path / "data"), "--print-ready"]
     with (tmp_path / "said").open("w") as said:
@@ -254,15 +375,7 @@ def test_server_is_enough_to_serve_and_to_look_after_the_files(make: Make, tmp_p
     assert process.returncode == 0
     written = (tmp_path / "said").read_text()
     assert "Traceback" not in written
-    assert "quintet[flight]" in written, "why the Flight door is shut"
-    data = str(tmp_path / "data")
-    for arguments in (
-        *(("log", "verify", data), ("audit", "verify", "--data", data), ("config", "validate"), ("config", "init")),
-        *(("token", "mint", "--dev", "--sub", "ann", "--queue-key", "k"), ("token", "keygen", "--out", "keys")),
-    ):
-        done = made.run("quintet", *arguments)
-        assert done.returncode == 0, f"{arguments}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
+    return written
 
 
 # What Spark calls in its Python processes, called in their order: all of the code that needs packages, without Java.

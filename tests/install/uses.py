@@ -18,7 +18,7 @@ import traceback
 
 import quintet
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 # Long enough to be compressed, where a URL asks for it; peerbus carries JSON, so a text comes back in quotes.

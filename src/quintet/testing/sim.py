@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final, TypeVar, cast
 
-from typing_extensions import Buffer
+from quintet.kernel.buffer import Buffer
+from quintet.log.embedded.files.disk import NotOpened
+from quintet.model.scheduler import Write
 
 T = TypeVar("T")
 
@@ -54,6 +56,9 @@ class SimScheduler:
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.jobs.append((work, cast(Callable[[object], None], done)))
+
+    def write(self, work: Write, done: Callable[[BaseException | None], None]) -> None:
+        self.offload(work, done)
 
     def finish(self, number: int = 0) -> None:
         """Run one queued job to its end, its callback included."""
@@ -155,6 +160,8 @@ class _Names(dict[str, _File | None]):
 
 class SimDisk:
     """A disk in memory. `fail(op, nth, code)` makes the nth next call of an operation fail; `capacity` makes it full."""
+
+    native = False
 
     def __init__(self, capacity: int = BOUNDLESS, seed: int | None = None) -> None:
         self.capacity = capacity
@@ -308,6 +315,8 @@ class SimDisk:
 
     def fsync_dir(self, path: str) -> None:
         self._enter("fsync_dir")
+        if not self.is_dir(path):
+            raise NotOpened(errno.ENOENT, os.strerror(errno.ENOENT), path)
         for name in [name for name in self._durable_names.inside(path) if name not in self._names]:
             prefix = name + "/"
             for gone in [other for other in self._durable_names if other == name or other.startswith(prefix)]:
