@@ -59,7 +59,9 @@ def test_the_pinned_build_gives_the_same_bytes(tmp_path: Path) -> None:
     """Skipped, loudly, without npm's packages. `make test` installs them before any test: another process reads axe from them."""
     node = shutil.which("node")
     if node is None or not (SOURCE / "node_modules" / "esbuild").is_dir():
-        pytest.skip("NO NPM PACKAGES (`make test` installs them): that the page is what console/ builds was not checked")
+        pytest.skip(
+            "NO NPM PACKAGES (`make test` installs them): that the page is what console/ builds was not checked"
+        )
     subprocess.run([node, str(SOURCE / "build.mjs"), str(tmp_path)], check=True, timeout=60)
     for name in static.FILES:
         assert (tmp_path / name).read_bytes() == (BUILT / name).read_bytes(), (
