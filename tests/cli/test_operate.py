@@ -173,6 +173,15 @@ def test_beside_a_running_broker_ports_are_left_alone(server: Server, admin: str
     assert findings["broker"] == [Finding("broker", "ok", f"{admin} is ready")]
 
 
+def test_a_broker_with_another_folder_is_not_a_failure_of_ports(server: Server, tmp_path: Path) -> None:
+    """What a newcomer meets who types `quintet doctor` beside `make run`."""
+    port = server.ports["admin"]
+    findings = found(config(tmp_path, f"[listeners.admin]\nport = {port}\n"), tmp_path / "other")
+    warning, state = findings["broker"]
+    assert warning.verdict == "warn" and f":{port}" in warning.text and "--dev" in warning.advice
+    assert state.verdict == "ok" and "ports" not in findings
+
+
 def test_exit_codes_tell_failures_from_warnings(tmp_path: Path) -> None:
     quintet = Commands("")
     (tmp_path / "journal.b.damaged").touch()

@@ -263,7 +263,7 @@ def configuration(settings: "Settings", ports: bool) -> Iterator[Finding]:
         )
     listeners = settings.listeners
     everything = [(door.key, listeners.of(door)) for door in listeners.doors]
-    everything += [("flight", listeners.flight), ("admin", listeners.admin)]
+    everything += [("flight", listeners.flight), ("console", listeners.console), ("admin", listeners.admin)]
     for name, listener in everything:
         if not listener.enabled:
             continue
@@ -314,6 +314,14 @@ def _port(name: str, host: str, port: int, kind: socket.SocketKind) -> Finding:
 
 
 # -- a running broker -------------------------------------------------------------------------------------------------
+
+
+def is_broker(admin: str) -> bool:
+    """Does a broker answer at this address of an admin listener?"""
+    try:
+        return any(name.startswith("quintet_") for name in scrape(admin).values)
+    except QuintetError:
+        return False
 
 
 def running(admin: str) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 import click
 
-from quintet.cli.operate.checks import Finding, configuration, folder, machine, running
+from quintet.cli.operate.checks import Finding, configuration, folder, is_broker, machine, running
 from quintet.cli.operate.scrape import ADMIN_DEFAULT
 from quintet.cli.terminal.common import json_option, say_json
 from quintet.cli.terminal.output import echo
@@ -61,7 +61,9 @@ def say_findings(findings: list[Finding], as_json: bool, *, strict: bool) -> NoR
             if finding.verdict != "ok":
                 echo(f"    {'':<{width}}  {finding.advice}")
         verdicts = [finding.verdict for finding in findings]
-        echo(f"{len(findings)} checks: {verdicts.count('fail')} failed, {warned} warnings")
+        echo(
+            f"{len(findings)} checks: {verdicts.count('fail')} failed, {warned} {'warning' if warned == 1 else 'warnings'}"
+        )
     sys.exit(FAILED if failed or (strict and warned) else 0)
 
 
@@ -74,7 +76,15 @@ def examine(config_file: Path | None, data: Path | None, dev: bool, admin: str |
     found = list(folder(settings))
     yield from found
     in_use = any("in use by a running broker" in finding.text for finding in found)
-    yield from configuration(settings, ports=not in_use)
-    if in_use or admin is not None:
-        listener = settings.listeners.admin
-        yield from running(admin or (f"http://{listener.host}:{listener.port}" if listener.port else ADMIN_DEFAULT))
+    listener = settings.listeners.admin
+    place = admin or (f"http://{listener.host}:{listener.port}" if listener.port else ADMIN_DEFAULT)
+    other = not in_use and admin is None and is_broker(place)
+    if other:
+        text = f"a broker answers at {place}, and its data folder is not {settings.data}"
+        advice = (
+            "examine that one: with its --config or --data, or with --dev; it has the ports, so they were not tried"
+        )
+        yield Finding("broker", "warn", text, advice)
+    yield from configuration(settings, ports=not (in_use or other))
+    if in_use or other or admin is not None:
+        yield from running(place)
