@@ -1,6 +1,7 @@
 """The Python client: one API for every door. Users reach it as `quintet.connect` and `quintet.sync.connect`.
 
     url.py            which door, where, with which secret
+    hosts.py          which host of a URL is tried next, and what is said when none answers
     bus.py            what users hold: publish, subscribe, producer, transaction, request
     producer.py       many small sends gathered into few large writes
     idempotent.py     numbers that make a retry no duplicate

@@ -37,6 +37,7 @@ from quintet.client.core.base import (
 )
 from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.headers import Encoded, HeadersGiven, check_record_ttl, encode_headers
+from quintet.client.core.hosts import Hosts
 from quintet.client.core.message import Ack, Message, MessageBatch, key_bytes
 from quintet.client.core.publishing import ANY, Load, Outcome, part_of
 from quintet.client.core.subscription import PREFETCH_DEFAULT, Subscription
@@ -94,7 +95,7 @@ def connect(
         )
     check_compression(endpoint.compression)
     connector = cast(Connector, import_module(DOORS[endpoint.door]).CONNECTOR).for_bus(endpoint, name or "")
-    setup = Setup(endpoint, connector, name or "", timeout, reconnect, tls, on_event)
+    setup = Setup(endpoint, connector, name or "", timeout, reconnect, tls, on_event, Hosts(endpoint))
     telemetry = chosen(telemetry)
     if telemetry is None:
         return Bus(setup, wait)

@@ -302,3 +302,18 @@ class ShuttingDown(QuintetError):
 
     code = "E1700"
     retryable = True
+
+
+class NotLeader(QuintetError):
+    """This node does not lead, and cannot reach the one that does. `leader` is HOST:PORT where that one can be reached, empty if
+    it is not known. The text is that of FlyMQ's published clients, which look for `leader_addr=`."""
+
+    code = "E1701"
+    retryable = True
+
+    def __init__(self, message: str = "", *, leader: str = "", hint: str = "") -> None:
+        if not message:
+            message = f"not leader: leader_addr={leader}" if leader else "not leader: no leader elected"
+        super().__init__(message, hint=hint)
+        named = message.partition("leader_addr=")[2].split(maxsplit=1)
+        self.leader = leader or (named[0].rstrip(";,)") if named else "")

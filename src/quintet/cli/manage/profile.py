@@ -6,7 +6,7 @@ A secret is read from the terminal, from stdin or from a file, goes to the keyri
 import re
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode
 
 import click
 from click.shell_completion import CompletionItem
@@ -113,11 +113,12 @@ def add(
 
 def _with_files(url: str, files: dict[str, Path | None]) -> str:
     """The URL with these options; paths in it are made absolute, since the profile is used from every folder."""
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    bare, found, query = url.partition("?")
+    query, hashed, fragment = query.partition("#")
+    options = dict(parse_qsl(query, keep_blank_values=True))
     options |= {option: str(Path(options[option]).resolve()) for option in TLS_FILES if option in options}
     options |= {option: str(path) for option, path in files.items() if path is not None}
-    return urlunsplit(parts._replace(query=urlencode(options, safe="/")))
+    return f"{bare}{'?' if options else found}{urlencode(options, safe='/')}{hashed}{fragment}"
 
 
 def _kept(entry: Entry) -> str:

@@ -6,7 +6,6 @@ made by the broker and printed once.
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -162,11 +161,11 @@ def password(url: str, name: str | None, password_file: Path | None, as_json: bo
     quintet user password ann
     quintet user password ann --password-file new.txt
     """
-    parts = urlsplit(url)
-    who = name or unquote(parts.username or "")
+    mine = common.endpoint_of(url)
+    who = name or mine.user
     if not who:
         raise click.UsageError("The URL names no user: give the NAME of the user whose password changes.")
-    old = unquote(parts.password or "") if who == unquote(parts.username or "") else ""
+    old = mine.secret if who == mine.user else ""
     new = read_password(password_file, f"New password of {who}", True)
     manage(url, lambda broker: broker.change_password(who, new, old))
     say(as_json, {"user": who, "changed": True}, f"{who}: has a new password; connections with the old one end")

@@ -15,8 +15,10 @@ from quintet.cli.terminal import common, hexview
 from quintet.cli.terminal.common import json_option, shown, text_or_base64, topic_argument, url_option
 from quintet.cli.terminal.output import echo
 from quintet.client.core import url as urls
-from quintet.client.core.base import Connector, Setup, dial
+from quintet.client.core.base import Connector, Setup, deadline, dial, shake_hands
 from quintet.client.core.errors import TopicNotFound
+from quintet.client.core.hosts import Hosts, in_turn
+from quintet.client.core.url import Endpoint
 from quintet.client.links.flymq import COMPRESSION, CONNECTOR, FlyConnection
 from quintet.client.manage import Manage, Peeked, TopicInfo
 from quintet.protocols.flymq import frames
@@ -244,15 +246,18 @@ class _KeepingConnection(FlyConnection):
 async def _frames(look: _Look, url: str) -> None:
     """FETCH replies as they come over the wire, one partition after the other."""
     endpoint = urls.parse(url)
-    setup = Setup(endpoint, cast(Connector, CONNECTOR), "", common.TIMEOUT_S, False, None)
     dialect: frames.Dialect = "sdk" if endpoint.dialect == "sdk" else "document"
     kind: hexview.Kind = "reply (sdk)" if dialect == "sdk" else "reply"
-    connection = _KeepingConnection(
-        str(endpoint), dialect, COMPRESSION[endpoint.compression], lambda _connection, _error: None
-    )
-    async with asyncio.timeout(common.TIMEOUT_S):
-        await dial(setup, connection)
-        await connection.handshake(endpoint.user, endpoint.secret)
+
+    async def dialled(host: Endpoint, seconds: float) -> _KeepingConnection:
+        setup = Setup(host, cast(Connector, CONNECTOR), "", seconds, False, None)
+        made = _KeepingConnection(str(host), dialect, COMPRESSION[host.compression], lambda _connection, _error: None)
+        async with deadline(seconds, f"connecting to {host}"):
+            await dial(setup, made)
+            await shake_hands(setup, made, made.handshake(host.user, host.secret))
+        return made
+
+    connection = await in_turn(Hosts(endpoint), endpoint, common.TIMEOUT_S, dialled)
     try:
         async for behind in look.rounds():
             for number in behind:

@@ -48,7 +48,10 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 _BYTES: Final = re.compile(r"(\d+)\s*(?:([kmgt])(i)?b?|b)?", re.IGNORECASE)
 
 url_option: Final = click.option(
-    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"URL of the broker (or QUINTET_URL) [{URL_DEFAULT}]."
+    "--url",
+    envvar="QUINTET_URL",
+    default=URL_DEFAULT,
+    help=f"URL of the broker, of several nodes as ...@a:9092,b:9092 (or QUINTET_URL) [{URL_DEFAULT}].",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
@@ -94,8 +97,12 @@ def manage(url: str, use: Callable[[Manage], Awaitable[T]], timeout: float = TIM
 
 def door_of(url: str) -> str:
     """The door that a URL names."""
+    return endpoint_of(url).door
+
+
+def endpoint_of(url: str) -> urls.Endpoint:
     try:
-        return urls.parse(url).door
+        return urls.parse(url)
     except BadUrl as error:
         raise wrong_usage(error) from error
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote
 
 from quintet.client.core import url as urls
 from quintet.model.errors import ConfigError
@@ -125,21 +125,19 @@ def save(profiles: Profiles) -> None:
 def split(url: str) -> tuple[str, str]:
     """(URL without its secret, secret). What stands alone in front of the @ is the secret where a door knows only one."""
     end = urls.parse(url)
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
+    parts = urls.cut(url)
     user = "" if end.secret and end.secret == end.user else end.user
-    netloc = f"{quote(user, safe='')}@{host}" if user else host
-    return urlunsplit(parts._replace(netloc=netloc)), end.secret
+    named = f"{quote(user, safe='')}@" if user else ""
+    return f"{parts.scheme}{named}{parts.hosts}{parts.rest}", end.secret
 
 
 def joined(url: str, secret: str) -> str:
     """The URL with its secret."""
     if not secret:
         return url
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    named = quote(unquote(user), safe="") if at else ""
-    return urlunsplit(parts._replace(netloc=f"{named}:{quote(secret, safe='')}@{host}"))
+    parts = urls.cut(url)
+    named = quote(unquote(parts.user.removesuffix("@")), safe="")
+    return f"{parts.scheme}{named}:{quote(secret, safe='')}@{parts.hosts}{parts.rest}"
 
 
 # -- the keyring ------------------------------------------------------------------------------------------------------

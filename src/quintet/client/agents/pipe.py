@@ -11,6 +11,8 @@ from quintet.client.bus import TIMEOUT_S
 from quintet.client.core import url as urls
 from quintet.client.core.base import Setup, deadline, dial
 from quintet.client.core.errors import BadUrl
+from quintet.client.core.hosts import Hosts, in_turn
+from quintet.client.core.url import Endpoint
 from quintet.client.links.peerbus import CONNECTOR, check_packages
 from quintet.client.links.peerbus_wire import Wire
 from quintet.client.sources.mailbox import Identity
@@ -50,17 +52,21 @@ async def pipe(
             hint="use peerbus:// or peerbus+tcp://",
         )
     check_packages(endpoint)
-    setup = Setup(endpoint, CONNECTOR, "", timeout, False, None)
-    async with deadline(timeout, f"connecting to {endpoint}"):
-        connection: Wire
-        if endpoint.lines:
-            connection = _Lines(str(endpoint), write)
-            await dial(setup, connection)
-        else:
+
+    async def dialled(host: Endpoint, seconds: float) -> Wire:
+        setup = Setup(host, CONNECTOR, "", seconds, False, None)
+        async with deadline(seconds, f"connecting to {host}"):
+            if host.lines:
+                lines = _Lines(str(host), write)
+                await dial(setup, lines)
+                return lines
             from quintet.client.links import peerbus_ws
 
-            connection = wire = peerbus_ws.PipedWire(str(endpoint), write)
+            wire = peerbus_ws.PipedWire(str(host), write)
             await peerbus_ws.dial_socket(setup, wire)
+            return wire
+
+    connection = await in_turn(Hosts(endpoint), endpoint, timeout, dialled)
     try:
         if endpoint.name or name:
             connection.send([codec.register(endpoint.secret, endpoint.name or name)])

@@ -30,10 +30,11 @@ from quintet.client.core.errors import (
     SubscriptionEnded,
     Timeout,
 )
+from quintet.client.core.hosts import Hosts, in_turn
 from quintet.client.core.message import Rows, log
 from quintet.client.core.publishing import Load, Outcome
 from quintet.client.core.source import Source
-from quintet.client.core.url import Endpoint
+from quintet.client.core.url import Endpoint, Host
 from quintet.model.errors import QuintetError
 from quintet.model.extras import PackageMissing
 
@@ -226,7 +227,7 @@ class Wanted(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """All that is needed to connect, again and again."""
+    """All that is needed to connect, again and again. A Connector gets one whose endpoint is one host."""
 
     endpoint: Endpoint
     connector: Connector
@@ -235,6 +236,7 @@ class Setup(NamedTuple):
     reconnect: bool
     tls: ssl.SSLContext | None
     on_event: Callable[[object], None] | None = None
+    hosts: Hosts | None = None  # of the bus; None: those of the endpoint, for one connection
 
 
 Connect = Callable[[ssl.SSLContext | None], Awaitable[object]]
@@ -453,6 +455,8 @@ class Channel:
         self._on_down = on_down
         self._connection: ClientConnection | None = None
         self._newest: ClientConnection | None = None
+        self._hosts = setup.hosts or Hosts(setup.endpoint)
+        self._host = Host(setup.endpoint.host, setup.endpoint.port)  # of the current connection
         self._failed: QuintetError | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -513,8 +517,14 @@ class Channel:
             await self._connection.close()
 
     async def _connect(self) -> None:
+        """One round over the hosts."""
         setup = self._setup
-        async with deadline(setup.timeout, f"connecting to {setup.endpoint}"):
+        self._connection = await in_turn(self._hosts, setup.endpoint, setup.timeout, self._connect_to)
+        self._changed.set()
+
+    async def _connect_to(self, endpoint: Endpoint, seconds: float) -> ClientConnection:
+        setup = self._setup._replace(endpoint=endpoint, timeout=seconds)
+        async with deadline(seconds, f"connecting to {endpoint}"):
             connection = self._newest = await setup.connector.open(setup, self._target, self._lost)
             try:
                 if self._on_up is not None:
@@ -524,13 +534,14 @@ class Channel:
                 raise
         if connection.lost is not None:
             raise connection.lost
-        self._connection = connection
-        self._changed.set()
+        self._host = endpoint.hosts[0]
+        return connection
 
     def _lost(self, connection: ClientConnection, error: QuintetError) -> None:
         if connection is not self._connection:
             return
         self._connection = None
+        self._hosts.left(self._host)
         if self._on_down is not None:
             self._on_down(error)
         if self._failed is not None:
@@ -557,7 +568,7 @@ class Channel:
                 log.info("still not connected: %s", error)
             else:
                 self.reconnects += 1
-                log.info("connected to %s again", self._setup.endpoint)
+                log.info("connected again, to %s", self._host)
                 return
 
     def _fail(self, error: QuintetError) -> None:

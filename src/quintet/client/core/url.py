@@ -1,4 +1,4 @@
-"""Parses a URL: which door, which host and port, which secret, which TLS.
+"""Parses a URL: which door, which hosts and ports, which secret, which TLS.
 
     blipmq://:API_KEY@HOST:PORT            plain TCP
     blipmqs://:API_KEY@HOST:PORT?ca=FILE   TLS; ca names the authority to trust in place of the system's
@@ -9,13 +9,18 @@
     peerbus://:TOKEN@HOST:PORT?name=ALICE&secret_file=FILE   over WebSocket; peerbuss:// with TLS; name is the mailbox
     peerbus+tcp://:TOKEN@HOST:PORT?name=ALICE                the same, one object a line; peerbuss+tcp:// with TLS
     felix://:TOKEN@HOST:PORT?ca=FILE&tenant=T&namespace=N    over QUIC, always with TLS; an API key or a tenant's token
+    blipmq://:API_KEY@A:PORT,B:PORT,[::1]:PORT               several nodes of one cluster, for every scheme of `connect`
+
+A host of a list without a port has the scheme's own. `?order=given` tries them as they stand; else they are shuffled once for each bus.
+User, secret and options are written once and hold for all hosts. What becomes of a list is decided in hosts.py.
 
 A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
 """
 
 import difflib
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from quintet.client.core.errors import BadUrl
@@ -48,6 +53,8 @@ SCHEMES: Final = {
     "felix": Scheme("felix", True, 5000),
 }
 
+HOSTS_MAX: Final = 64  # of one URL: more than any cluster has nodes
+ORDERS: Final = ("random", "given")
 DIALECTS: Final = ("document", "sdk")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
 ALL_DOORS: Final = tuple(dict.fromkeys(scheme.door for scheme in SCHEMES.values()))
@@ -64,6 +71,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "kid": (("peerbus",), ()),
     "tenant": (("felix",), ()),
     "namespace": (("felix",), ()),
+    "order": (tuple(door for door in ALL_DOORS if door != "flight"), ORDERS),
 }
 FELIX_COMPRESSIONS: Final = ("none", "zstd")
 TYPO_RATIO: Final = 0.75  # how alike an unknown scheme is to one of ours to be a slip: fasts:// is not nats://
@@ -71,11 +79,34 @@ _TLS_OPTIONS: Final = ("ca", "cert", "key")
 _KEY_DOORS: Final = ("blipmq", "fast", "peerbus", "felix")  # who is known by one secret: it may stand alone
 RESERVED: Final = "/?#[]"  # what a URL gives a meaning of its own before the host
 _EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
+_LIST_EXAMPLE: Final = "a list looks like blipmq://:KEY@a:5555,b:5555,[::1]:5555"
+_REPEATED_USER: Final = re.compile(r"@[^@,/]+,[^@,:]*:[^@]*$")  # behind the first @: a host, a comma and the next user
+
+
+class Host(NamedTuple):
+    """One place of the list."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class UrlParts(NamedTuple):
+    """A URL cut at its hosts: urlsplit takes one host only, and later versions of it refuse a list with [::1] in it."""
+
+    scheme: str  # with "://"
+    user: str  # with the "@" behind it, as written; empty: none
+    hosts: str
+    rest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to connect and as whom. The secret never shows up in a repr, an error or a log."""
+    """Where to connect and as whom. The secret never shows up in a repr, an error or a log.
+
+    `host` and `port` are the first of the list, or the one that is being tried."""
 
     door: str
     host: str
@@ -95,13 +126,92 @@ class Endpoint:
     kid: str = ""
     tenant: str = ""
     namespace: str = ""
+    order: str = "random"
+    others: tuple[Host, ...] = ()  # the rest of the list
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """All that the URL names, in its order."""
+        return (Host(self.host, self.port), *self.others)
+
+    def at(self, host: Host) -> "Endpoint":
+        """The same with one host only."""
+        return replace(self, host=host.host, port=host.port, others=())
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return ",".join(map(str, self.hosts))
 
 
 def parse(url: str) -> Endpoint:
     """The endpoint a URL names. BadUrl says which part is wrong and what would be right."""
+    parts = cut(url)
+    texts = parts.hosts.split(",")
+    if len(texts) == 1:
+        return _parse_one(url)
+    if len(texts) > HOSTS_MAX:
+        raise BadUrl(f"the URL has {len(texts)} hosts; the limit is {HOSTS_MAX}", hint="some of the nodes are enough")
+    first = _parse_one(f"{parts.scheme}{parts.user}{_checked(texts[0], 1)}{parts.rest}")
+    if first.door == "flight":
+        raise BadUrl("flight:// takes one host", hint="name the node that Spark shall read from")
+    port = SCHEMES[parts.scheme.removesuffix("://").lower()].port
+    found = (_host(text, place, port) for place, text in enumerate(texts[1:], 2))
+    others = dict.fromkeys(host for host in found if host != first.hosts[0])
+    return replace(first, others=tuple(others))
+
+
+def cut(url: str) -> UrlParts:
+    """The URL in four parts. A list in which every host has the scheme again, with or without the same user, is made plain."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return UrlParts("", "", url, "")
+    again = re.split(rf",{re.escape(scheme)}://", rest)
+    end = re.search(r"[/?#]", again[-1])
+    behind = again[-1][end.start() :] if end else ""
+    again[-1] = again[-1][: end.start()] if end else again[-1]
+    if len(again) == 1 and "@" not in again[0] and "@" in behind:
+        return UrlParts(
+            f"{scheme}://", "", again[0].partition(",")[0], behind
+        )  # a secret with a / in it: _reserved says so
+    other = re.search(r",([a-z][a-z0-9+]*):$", again[-1])
+    if other is not None and behind.startswith("//"):
+        raise BadUrl(f"the hosts of the URL have two schemes, {scheme}:// and {other[1]}://", hint=_LIST_EXAMPLE)
+    users, hosts = zip(*((user + at, host) for user, at, host in (one.rpartition("@") for one in again)), strict=True)
+    if any(user not in ("", users[0]) for user in users) or _REPEATED_USER.search(users[0].removesuffix("@")):
+        hint = f"write them once, before the first host, and an @ in a password as %40: {_LIST_EXAMPLE}"
+        raise BadUrl("the hosts of the URL have users or passwords of their own", hint=hint)
+    return UrlParts(f"{scheme}://", users[0], ",".join(hosts), behind)
+
+
+def _checked(text: str, place: int) -> str:
+    if text.count(":") > 1 and not text.startswith("["):
+        raise BadUrl(f"{text!r} in the list of the URL is not a host", hint=f"IPv6 stands in brackets: [{text}]")
+    if not text.strip() or text.startswith(":"):
+        raise BadUrl(f"host {place} in the list of the URL is empty", hint=_LIST_EXAMPLE)
+    return text
+
+
+def _host(text: str, place: int, port: int) -> Host:
+    _checked(text, place)
+    try:
+        parts = urlsplit(f"//{text}")
+        name, given = parts.hostname, parts.port
+    except ValueError:
+        what = "has no port from 0 to 65535" if "[" not in text or "]:" in text else "is not a host"
+        raise BadUrl(f"{text!r} in the list of the URL {what}", hint=_LIST_EXAMPLE) from None
+    if not name:
+        raise BadUrl(f"{text!r} in the list of the URL is not a host", hint=_LIST_EXAMPLE)
+    return Host(name, port if given is None else given)
+
+
+def address(text: str, port: int) -> Host | None:
+    """HOST:PORT, [HOST]:PORT or HOST as somebody else wrote it; None if it is neither."""
+    try:
+        return _host(text, 1, port)
+    except BadUrl:
+        return None
+
+
+def _parse_one(url: str) -> Endpoint:
     try:
         parts = urlsplit(url)
     except ValueError as error:  # its text may hold a part of the password
@@ -132,7 +242,7 @@ def parse(url: str) -> Endpoint:
         secret=secret or (user if scheme.door in _KEY_DOORS else ""),
         tls=scheme.tls,
         lines=scheme.lines,
-        **options,
+        **cast(dict[str, Any], options),
     )
 
 

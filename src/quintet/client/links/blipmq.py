@@ -46,6 +46,7 @@ from quintet.model.errors import (
     AuthError,
     BadName,
     Forbidden,
+    NotLeader,
     ProtocolError,
     QuintetError,
     StorageError,
@@ -101,6 +102,7 @@ _NACKS: Final[dict[int, tuple[tuple[str, type[QuintetError], str], ...]]] = {
     404: (("", UnknownSubscription, "it was settled already, or belongs to another API key"),),
     426: (("", ProtocolError, "this client speaks BlipMQ version 2; the server is older"),),
     500: (
+        ("not leader", NotLeader, "connect to the leader, or name several nodes in the URL"),
         ("durable publish failed", StorageError, "nothing was acknowledged; try again later, see the server's log"),
         ("", ServerError, "try again later, see the server's log"),
     ),

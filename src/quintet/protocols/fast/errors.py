@@ -52,6 +52,7 @@ BROKER: Final[tuple[tuple[type[errors.QuintetError], int], ...]] = (
     (errors.Busy, UNAVAILABLE),
     (errors.StorageError, UNAVAILABLE),
     (errors.ShuttingDown, UNAVAILABLE),
+    (errors.NotLeader, UNAVAILABLE),
     (errors.QuintetError, INTERNAL),
 )
 

@@ -74,6 +74,7 @@ PUBLISHED: Final[tuple[tuple[type[errors.QuintetError], str, str], ...]] = (
     (errors.QueueFull, "overloaded", "retry_after"),
     (errors.Busy, "overloaded", "retry_after"),
     (errors.ShuttingDown, "draining", "retry"),
+    (errors.NotLeader, "not_leader", "redirect"),
     (errors.StorageError, "storage", "outcome_unknown"),
     (errors.LimitExceeded, "limit_exceeded", "fatal"),
     (errors.TooLarge, "limit_exceeded", "fatal"),
