@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from quintet.model.errors import NotLeader
 from quintet.model.rights import check_rights
 from quintet.protocols.options import Listener
 
@@ -73,6 +74,8 @@ class Door(Generic[O]):
     """Options, or patterns of them, that SIGHUP takes. Another certificate of a TCP door is taken without being listed."""
     dev_lines: Callable[[Development], list[str]] = _no_lines
     """Lines to copy for `--dev`."""
+    last_words: Callable[[NotLeader, O], bytes] | None = None
+    """What a node that does not lead answers where it cannot forward: to whatever a client asks first. None: it closes."""
     ready: Callable[[O, str], tuple[str, dict[str, str]] | None] = lambda _options, _address: None
     """An event for the log when it is open, of these options at this address; or None."""
 

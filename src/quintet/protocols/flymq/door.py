@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from quintet.model.errors import NotLeader
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.flymq import frames
 from quintet.protocols.flymq.section import FlymqListener, FlymqSdkListener
@@ -66,6 +67,12 @@ def _ready(name: str, options: FlymqListener, address: str) -> tuple[str, dict[s
     }
 
 
+def _last_words(error: NotLeader, options: FlymqListener) -> bytes:
+    from quintet.protocols.flymq.errors import to_frame
+
+    return to_frame(error, options.dialect)
+
+
 FLYMQ: Final = Door(
     name="flymq",
     protocol="flymq",
@@ -76,6 +83,7 @@ FLYMQ: Final = Door(
     rights=_Rights(),
     open=_open,
     dev_lines=_dev_lines,
+    last_words=_last_words,
     ready=partial(_ready, "flymq"),
 )
 FLYMQ_SDK: Final = Door(
@@ -89,5 +97,6 @@ FLYMQ_SDK: Final = Door(
     open=_open,
     dev={"enabled": True},
     dev_lines=_sdk_dev_lines,
+    last_words=_last_words,
     ready=partial(_ready, "flymq-sdk"),
 )
