@@ -5,7 +5,7 @@ than the first row is examples/line_door.py.
 
     every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, scheduler, subscribe, subscription
     blipmq    tails, tails_appended
-    flymq     create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
+    flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
               matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, topics, transactions, users, wait_for
     fast      queues, tails, tails_appended, tokens
     peerbus   peers
@@ -42,6 +42,7 @@ from quintet.broker.atomic.stages import FenceRow, Stages
 from quintet.broker.atomic.transactions import TransactionLimits, Transactions
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events
+from quintet.broker.cluster import ClusterView, Standalone
 from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.consumers.group import CommitPayload, GroupRow
 from quintet.broker.consumers.lag_samples import LagSamples
@@ -135,6 +136,7 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
+        self.cluster: ClusterView = Standalone()  # a node of a cell sets its own
         self._long_polls = LongPolls(scheduler)
         self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options

@@ -272,14 +272,14 @@ _TABLE: Final = (
         "txn_id:str16! topic:str16! data:bytes32 [key:bytes32 partition:i32]", _RECORD,
         ours="key and partition; offset is 0 until the commit"),
     # -- cluster
-    _op(CLUSTER_JOIN, "CLUSTER_JOIN", "always answered with ERROR: this broker is one node", "admin", "",
+    _op(CLUSTER_JOIN, "CLUSTER_JOIN", "always answered with ERROR: nodes join by their configuration, not by a request", "admin", "",
         "peer:str16", _DONE),
     _op(CLUSTER_LEAVE, "CLUSTER_LEAVE", "as CLUSTER_JOIN", "admin", "", "", _DONE),
-    _op(CLUSTER_STATUS, "CLUSTER_STATUS", "the node and what it serves", "known", "", "",
+    _op(CLUSTER_STATUS, "CLUSTER_STATUS", "the nodes, which one leads, and what it serves", "known", "", "",
         "cluster_id:str16 node_id:str16 state:str16 nodes:{id:str16 address:str16 role:str16 state:str16}* "
         "topics:u32 partitions:u32",
         ours="the document names the operation and gives no layout"),
-    _op(CLUSTER_METADATA, "CLUSTER_METADATA", "where each partition is served; no topic: all", "known", "topic",
+    _op(CLUSTER_METADATA, "CLUSTER_METADATA", "which node leads each partition, and its address; no topic: all", "known", "topic",
         ("[topic:str16]",),
         "cluster_id:str16 topics:{topic:str16 partitions:{partition:i32 leader_id:str16 leader_address:str16 epoch:u64 "
         "state:str16 replicas:str16* isr:str16*}*}*",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
+from quintet.broker.cluster import STANDALONE_ID, leader_of
 from quintet.broker.schemas.registry import Schema
 from quintet.broker.slices import in_order
 from quintet.broker.topics.catalog import Topic
@@ -12,8 +13,6 @@ from quintet.protocols.flymq.call import Call, Handler, Values, success
 from quintet.protocols.flymq.message_requests import publish
 
 METADATA_PARTITIONS_MAX: Final = 100_000  # of one CLUSTER_METADATA: some 100 bytes each, and far more while it is made
-NODE: Final = "quintet"
-CLUSTER: Final = "standalone"
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------
@@ -54,9 +53,9 @@ def _list_topics(call: Call, _ask: Values) -> Values:
 def _topic_metadata(call: Call, ask: Values) -> Values | None:
     name = ask["topic"].encode()
     if ask.get("make") and call.broker.topics.get(name) is None:
-        call.run(_make_topic(call, ask["topic"]), _metadata_of)
+        call.run(_make_topic(call, ask["topic"]), lambda topic: _metadata_of(call, topic))
         return None
-    return _metadata_of(call.topic(ask))
+    return _metadata_of(call, call.topic(ask))
 
 
 async def _make_topic(call: Call, name: str) -> Topic:
@@ -67,9 +66,10 @@ async def _make_topic(call: Call, name: str) -> Topic:
     return topic
 
 
-def _metadata_of(topic: Topic) -> Values:
+def _metadata_of(call: Call, topic: Topic) -> Values:
+    leader, _ = leader_of(call.broker.cluster)
     rows = [
-        {"id": number, "leader": 0, "oldest": partition.start, "newest": partition.visible}
+        {"id": number, "leader": leader, "oldest": partition.start, "newest": partition.visible}
         for number, partition in enumerate(topic.partitions)
     ]
     return {"topic": topic.name, "partitions": rows}
@@ -107,11 +107,19 @@ def _cluster_metadata(call: Call, ask: Values) -> Values:
     if ask.get("topic"):
         _require_sight(call, ask["topic"])
     topics = iter([call.topic(ask)]) if ask.get("topic") else _visible_topics(call)
-    return {"cluster_id": CLUSTER, "topics": _places(call, topics)}
+    return {"cluster_id": call.broker.cluster.cluster_id, "topics": _places(call, topics)}
 
 
 def _places(call: Call, topics: Iterator[Topic | None]) -> Iterator[Values | None]:
-    served = {"leader_id": NODE, "leader_address": call.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
+    view = call.broker.cluster
+    _, leader = leader_of(view)
+    served: Values = {
+        "leader_id": leader.id if leader is not None else "",
+        "leader_address": leader.address(call.address) if leader is not None else "",
+        "epoch": view.epoch,
+        "replicas": [node.id for node in view.nodes],
+        "isr": [node.id for node in view.nodes if node.in_sync and node.state == "online"],
+    }
     room = METADATA_PARTITIONS_MAX
     for topic in topics:
         if topic is None:
@@ -129,15 +137,25 @@ def _places(call: Call, topics: Iterator[Topic | None]) -> Iterator[Values | Non
 
 def _cluster_status(call: Call, _ask: Values) -> Values:
     topics = call.broker.topics.all()
-    node = {"id": NODE, "address": call.address, "role": "leader", "state": "online"}
+    view = call.broker.cluster
+    nodes = [
+        {"id": node.id, "address": node.address(call.address), "role": node.role, "state": node.state}
+        for node in view.nodes
+    ]
     state = "draining" if call.broker.draining else "online"
     counts = {"topics": len(topics), "partitions": sum(len(topic.partitions) for topic in topics)}
-    return {"cluster_id": CLUSTER, "node_id": NODE, "state": state, "nodes": [node]} | counts
+    return {"cluster_id": view.cluster_id, "node_id": view.node_id, "state": state, "nodes": nodes} | counts
 
 
-def _no_cluster(_call: Call, _ask: Values) -> NoReturn:
+def _no_membership(call: Call, _ask: Values) -> NoReturn:
     """An ERROR: published clients take any other reply for success."""
-    raise BadRequest("this broker is one node: it cannot join others or leave them")
+    cluster = call.broker.cluster.cluster_id
+    if cluster == STANDALONE_ID:
+        raise BadRequest("this broker is one node: it cannot join others or leave them")
+    raise BadRequest(
+        f"nodes are not joined to cluster {cluster!r} or taken out of it by a request",
+        hint="start a node with the configuration of the cluster, or stop it",
+    )
 
 
 # -- schemas ----------------------------------------------------------------------------------------------------------
@@ -207,7 +225,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     frames.LIST_SCHEMAS: _list_schemas, frames.VALIDATE_SCHEMA: _validate_schema,
     frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.PRODUCE_RECORDS: _produce_records,
     frames.DELETE_SCHEMA: _delete_schema,
-    frames.CLUSTER_JOIN: _no_cluster, frames.CLUSTER_LEAVE: _no_cluster, frames.CLUSTER_STATUS: _cluster_status,
+    frames.CLUSTER_JOIN: _no_membership, frames.CLUSTER_LEAVE: _no_membership, frames.CLUSTER_STATUS: _cluster_status,
     frames.CLUSTER_METADATA: _cluster_metadata, frames.ALTER_TOPIC: _alter_topic, frames.PURGE_TOPIC: _purge_topic,
     frames.MATCH_TOPICS: _match_topics,
 }  # fmt: skip
