@@ -3,15 +3,21 @@
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 import quintet
+from quintet.bench.targets import target as bench_target
+from quintet.bench.wire import BenchError
+from quintet.cli.manage.profile import _with_files
 from quintet.cli.terminal import profiles
 from quintet.client.core.errors import AuthError, BadUrl, ConnectionLost, NotLeader, ProtocolError, Timeout
 from quintet.client.core.hosts import REDIRECTS_MAX, Hosts, in_turn
 from quintet.client.core.url import HOSTS_MAX, SCHEMES, Endpoint, Host, parse
 from quintet.model.errors import QuintetError
+from quintet.spark.source.options import OptionError
+from quintet.spark.source.options import target as spark_target
 from tests.client.fake import FakeServer, Peer, polite
 from tests.client.server import Server
 from tests.wire.blipmq import Frame
@@ -258,3 +264,17 @@ async def test_the_fake_is_polite(server: Server) -> None:
         async with quintet.connect(url) as bus:
             await bus.ping()
             assert len(other.peers) == 1
+
+
+def test_where_one_host_is_meant_a_list_is_refused() -> None:
+    with pytest.raises(BenchError, match="names several hosts; a load goes to one"):
+        bench_target("blipmq://:k@a:1,b:2")
+    with pytest.raises(OptionError, match="names several hosts"):
+        spark_target({"url": "flight://u:p@a:1,b:2"})
+    assert spark_target({"url": "flight://u:p,w@a:1"}).password == "p,w"
+
+
+def test_files_of_a_profile_are_added_to_a_list(tmp_path: Path) -> None:
+    made = _with_files("flymqs://ops@a:1,[::1]:2?order=given", {"ca": tmp_path / "ca.pem", "cert": None})
+    assert made == f"flymqs://ops@a:1,[::1]:2?order=given&ca={tmp_path}/ca.pem"
+    assert len(parse(made).hosts) == 2

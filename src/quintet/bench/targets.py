@@ -51,6 +51,8 @@ def target(url: str) -> Target:
     if door is None:
         known = ", ".join(entry.example for entry in table.values())
         raise BenchError(f"no load generator for the scheme {parts.scheme!r} in {url!r}. Use one of: {known}")
+    if "," in parts.netloc.rpartition("@")[2]:
+        raise BenchError(f"{url!r} names several hosts; a load goes to one. Write it as in {door.example}")
     try:
         port = parts.port
     except ValueError as error:

@@ -263,6 +263,8 @@ def target(given: Mapping[str, str]) -> Target:
     example = "write flight://USER:PASSWORD@HOST:8815, or flights:// for TLS"
     if not url:
         raise OptionError("url", f"it is missing; {example}")
+    if "," in url.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]:
+        raise OptionError("url", f"it names several hosts; name the one node that Spark shall read from: {example}")
     try:
         parts = urlsplit(url)
         port = parts.port
