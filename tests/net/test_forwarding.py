@@ -368,6 +368,42 @@ async def test_another_leader_ends_what_leads_to_the_one_before() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize(("bound", "named"), [(HOST, "localhost"), ("0.0.0.0", HOST), ("0.0.0.0", "127.0.0.5")])
+async def test_a_node_that_is_named_as_the_leader_does_not_forward_to_itself(bound: str, named: str) -> None:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    doors = [ForwardedDoor("door", bound, port, last_words=lambda error: str(error).encode()),
+             ForwardedDoor("quic", bound, port, "udp")]  # fmt: skip
+    forwarding = Forwarding(doors, lambda: named, lambda _event, _fields: None)
+    await forwarding.start()
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"?")
+        assert b"does not lead yet" in await ended(reader)
+        writer.close()
+        client = Udp(port)
+        await client.refused()
+        client.socket.close()
+        assert forwarding.figures()["door"]["accepted"] == 1
+        assert forwarding.figures()["quic"]["accepted"] == 0
+    finally:
+        await forwarding.stop()
+
+
+async def test_another_address_of_this_machine_is_another_node() -> None:
+    """Nodes on 127.0.0.1, 127.0.0.2, ... with the same ports, as on a developer's machine."""
+    async with leading(echo, "127.0.0.2") as port:
+        forwarding = Forwarding([ForwardedDoor("door", HOST, port)], lambda: "127.0.0.2", lambda _event, _fields: None)
+        await forwarding.start()
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"across")
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.readexactly(6) == b"across"
+        writer.close()
+        await forwarding.stop()
+
+
 async def test_stopping_ends_connections_and_frees_the_address() -> None:
     async with leading(echo) as port, follower(port) as node:
         reader, writer = await node.connect()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quintet.kernel.items import SocketAddress
-from quintet.net.forwarding.addresses import shown
+from quintet.net.forwarding.addresses import is_ourselves, shown
 
 DATAGRAM_BYTES_MAX: Final = 65_535
 READS_MAX: Final = 64  # datagrams of one socket in one call of the loop
@@ -167,7 +167,10 @@ class Relay:
     async def _resolve(self, host: str) -> None:
         try:
             found = await self._loop.getaddrinfo(host, self._target_port, type=socket.SOCK_DGRAM)
+            ourselves = await is_ourselves(host, self._target_port, (self._host, self._port))
         except (OSError, UnicodeError):
+            ourselves = True
+        if ourselves:
             self._refused()
             return
         family, _, _, _, address = found[0]

@@ -6,7 +6,7 @@
     a side ended (FIN)      the other is told so, and goes on by itself until it ends too
     a side was reset        the other is reset
     a side takes nothing for STALL_S although something waits for it: both are reset
-    no leader, or it does not answer within CONNECT_S: the door's last words if it has some, then a close
+    no leader, this node itself, or no answer within CONNECT_S: the door's last words if it has some, then a close
 
 What one connection holds is bounded by two buffers and one read each; how many there are, by connections_max. Nothing is looked at.
 """
@@ -20,7 +20,7 @@ from typing import Final, cast
 
 from quintet.model import limits
 from quintet.model.errors import NotLeader
-from quintet.net.forwarding.addresses import shown
+from quintet.net.forwarding.addresses import is_ourselves, shown
 from quintet.net.listener import Report
 
 BUFFER_BYTES_MAX: Final = 256 * limits.KIB  # that one side has not taken; above it the other is not read from
@@ -174,6 +174,10 @@ class Splice:
         where = shown(host, owner.target_port)
         try:
             async with asyncio.timeout(CONNECT_S):
+                if await owner.is_ourselves(host):
+                    return NotLeader(
+                        hint="this node was named as the leader, and does not lead yet: try again in a moment"
+                    )
                 await asyncio.get_running_loop().create_connection(lambda: self.leader, host, owner.target_port)
         except TimeoutError:
             why = f"it did not answer within {CONNECT_S:g} s"
@@ -268,6 +272,8 @@ class Splices:
         self.last_words = last_words
         self.bytes_forwarded = self._accepted = self._refused = self._unreachable = self._cut = 0
         self.leader: Callable[[], str | None] = lambda: None
+        self._bound = ("", 0)
+        self._ourselves: dict[str, bool] = {}  # hosts that were named as leaders -> whether that is this node
         self._connections_max = connections_max
         self._report = report
         self._server: asyncio.Server | None = None
@@ -281,11 +287,16 @@ class Splices:
         self._server = await loop.create_server(
             lambda: Splice(self).client, host, port, backlog=BACKLOG, reuse_address=True
         )
+        self._bound = self._server.sockets[0].getsockname()[:2]
 
     @property
     def address(self) -> str:
-        assert self._server is not None
-        return shown(*self._server.sockets[0].getsockname()[:2])
+        return shown(*self._bound)
+
+    async def is_ourselves(self, host: str) -> bool:
+        if host not in self._ourselves:
+            self._ourselves[host] = await is_ourselves(host, self.target_port, self._bound)
+        return self._ourselves[host]
 
     def admit(self, splice: Splice) -> bool:
         """Whether there is room for one more; else it is closed."""
@@ -314,6 +325,7 @@ class Splices:
 
     def leader_changed(self) -> None:
         host = self.leader()
+        self._ourselves.clear()
         for splice in list(self._splices):
             if splice.target != host:
                 splice.end()
