@@ -31,7 +31,15 @@ async def main() -> None:
     asked = json.loads(sys.argv[1])
     leader: list[str | None] = [asked["leader"]]
     doors = [
-        ForwardedDoor(name, "127.0.0.1", here, "udp" if name == "felix" else "tcp", there, last_words=_last_words(name))
+        ForwardedDoor(
+            name,
+            "127.0.0.1",
+            here,
+            "udp" if name == "felix" else "tcp",
+            there,
+            per_address_max=2_000,
+            last_words=_last_words(name),
+        )
         for name, (here, there) in asked["doors"].items()
     ]
     forwarding = Forwarding(doors, lambda: leader[0], report)

@@ -302,6 +302,21 @@ async def test_one_connection_too_many_is_closed() -> None:
             other.close()
 
 
+async def test_one_address_has_a_bound_of_its_own() -> None:
+    async with leading(echo) as port, follower(port, per_address_max=2) as node:
+        held = [await node.connect() for _ in range(2)]
+        await node.until(lambda: node.figures["connections"] == 2)
+        reader, writer = await node.connect()
+        assert await ended(reader) == b""
+        writer.close()
+        other = await asyncio.open_connection(HOST, node.port, local_addr=("127.0.0.9", 0))
+        other[1].write(b"from elsewhere")
+        async with asyncio.timeout(WAIT_S):
+            assert await other[0].readexactly(14) == b"from elsewhere"
+        for _, each in (*held, other):
+            each.close()
+
+
 # -- the leader --------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from quintet.net.listener import Report
 from quintet.protocols.door import AnyDoor, Options
 
 CONNECTIONS_MAX: Final = 10_000  # of one door
+PER_ADDRESS_MAX: Final = 1_000
 IDLE_S: Final = 60.0  # of one client of a QUIC door; more than the leader's own bound for silence
 IDLE_SPARE_S: Final = 10.0
 
@@ -37,6 +38,7 @@ class ForwardedDoor:
     transport: Literal["tcp", "udp"] = "tcp"
     leader_port: int = 0  # 0: the same as ours
     connections_max: int = CONNECTIONS_MAX
+    per_address_max: int = PER_ADDRESS_MAX  # tcp only: connections of one client address
     idle_seconds: float = IDLE_S  # udp only
     last_words: LastWords | None = None  # tcp only: what this protocol says to a client that cannot be forwarded
 
@@ -45,29 +47,32 @@ class ForwardedDoor:
         return self.leader_port or self.port
 
 
-def forwarded_doors(doors: Iterable[AnyDoor], options_of: Callable[[AnyDoor], Options]) -> list[ForwardedDoor]:
+def forwarded_doors(
+    doors: Iterable[AnyDoor], options_of: Callable[[AnyDoor], Options], per_address_max: int = PER_ADDRESS_MAX
+) -> list[ForwardedDoor]:
     """The doors of a configuration that are enabled."""
     found = []
     for door in doors:
         options = options_of(door)
         if not options.enabled:
             continue
+        most = options.connections_max
         if door.transport == "quic":
             idle = options.idle_seconds + IDLE_SPARE_S
-            found.append(
-                ForwardedDoor(
-                    door.name, options.host, options.port, "udp", 0, options.connections_max, idle_seconds=idle
-                )
+            made = ForwardedDoor(door.name, options.host, options.port, "udp", connections_max=most, idle_seconds=idle)
+        else:
+            words: LastWords | None = None
+            if options.tls_cert is None and door.last_words is not None:
+                words = _bound(door.last_words, options)
+            made = ForwardedDoor(
+                door.name,
+                options.host,
+                options.port,
+                connections_max=most,
+                per_address_max=per_address_max,
+                last_words=words,
             )
-            continue
-        words: LastWords | None = None
-        if options.tls_cert is None and door.last_words is not None:
-            words = _bound(door.last_words, options)
-        found.append(
-            ForwardedDoor(
-                door.name, options.host, options.port, connections_max=options.connections_max, last_words=words
-            )
-        )
+        found.append(made)
     return found
 
 
@@ -93,7 +98,8 @@ class Forwarding:
                 if door.transport == "udp":
                     made = Relay(door.host, door.port, door.target_port, door.connections_max, door.idle_seconds)
                 else:
-                    made = Splices(door.name, door.target_port, door.connections_max, door.last_words, self._report)
+                    bounds = (door.connections_max, door.per_address_max)
+                    made = Splices(door.name, door.target_port, *bounds, door.last_words, self._report)
                 try:
                     await made.start(door.host, door.port, self._leader)
                 except OSError as error:

@@ -14,6 +14,7 @@ What one connection holds is bounded by two buffers and one read each; how many 
 import asyncio
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, cast
@@ -33,17 +34,25 @@ STALL_S: Final = limits.WRITE_STALL_US / 1_000_000
 LINGER_S: Final = 5.0  # for the last bytes to a side that is being closed
 WORDS_S: Final = 5.0  # for a client to ask something that the last words are the answer to
 BACKLOG: Final = 1024
+# A peer that is gone without a word is noticed after two minutes, also if nobody sends anything.
+KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
+)
 RESET: Final = struct.pack("ii", 1, 0)  # linger for 0 s: a close is a reset
 
 
 class Side(asyncio.Protocol):
     """One of the two sockets of a splice."""
 
-    __slots__ = ("_splice", "_stall", "_untaken", "ended", "full", "gone", "other", "transport")
+    __slots__ = ("_linger", "_splice", "_stall", "_untaken", "ended", "full", "gone", "other", "transport")
 
     def __init__(self, splice: "Splice") -> None:
         self._splice = splice
         self._stall: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
         self._untaken = 0
         self.transport: asyncio.Transport | None = None
         self.other: Side
@@ -54,6 +63,8 @@ class Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         self.transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX, low=BUFFER_BYTES_LOW)
+        for level, option, value in KEEP_ALIVE:
+            self.transport.get_extra_info("socket").setsockopt(level, option, value)
         self._splice.made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -66,8 +77,9 @@ class Side(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone = True
-        if self._stall is not None:
-            self._stall.cancel()
+        for timer in (self._stall, self._linger):
+            if timer is not None:
+                timer.cancel()
         self._splice.side_gone(self, error)
 
     # -- back-pressure ---------------------------------------------------------------------------------------------
@@ -118,7 +130,8 @@ class Side(asyncio.Protocol):
         """Close when all that waits was taken; at once after LINGER_S."""
         if self.transport is not None and not self.gone:
             self.transport.close()
-            asyncio.get_running_loop().call_later(LINGER_S, self.reset)
+            if self._linger is None:
+                self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.reset)
 
     def reset(self) -> None:
         """Without SO_LINGER the peer would be told of an orderly end."""
@@ -132,13 +145,14 @@ class Side(asyncio.Protocol):
 class Splice:
     """A client's connection and the one to the leader that it is spliced to."""
 
-    __slots__ = ("_early", "_joined", "_owner", "_task", "_words", "client", "leader", "target")
+    __slots__ = ("_early", "_joined", "_owner", "_task", "_words", "address", "client", "leader", "target")
 
     def __init__(self, owner: "Splices") -> None:
         self._owner = owner
         self.client, self.leader = Side(self), Side(self)
         self.client.other, self.leader.other = self.leader, self.client
         self.target: str | None = None  # the leader's host
+        self.address = ""  # of the client, without its port
         self._early = b""
         self._joined = False
         self._words = b""  # said to what the client asks first
@@ -147,6 +161,8 @@ class Splice:
     def made(self, side: Side) -> None:
         if side is self.client:
             side.read(False)
+            assert side.transport is not None
+            self.address = str((side.transport.get_extra_info("peername") or ("",))[0])
             if self._owner.admit(self):
                 self._task = asyncio.get_running_loop().create_task(self._join())
 
@@ -164,6 +180,8 @@ class Splice:
                 self.leader.write(early)
             if self.client.ended:
                 self.leader.finish()
+            if self.leader.ended:
+                self.client.finish()
             self.client.read(not self.leader.full)
 
     async def _reach(self) -> NotLeader | None:
@@ -264,6 +282,7 @@ class Splices:
         name: str,
         target_port: int,
         connections_max: int,
+        per_address_max: int,
         last_words: Callable[[NotLeader], bytes] | None,
         report: Report,
     ) -> None:
@@ -275,6 +294,8 @@ class Splices:
         self._bound = ("", 0)
         self._ourselves: dict[str, bool] = {}  # hosts that were named as leaders -> whether that is this node
         self._connections_max = connections_max
+        self._per_address_max = per_address_max
+        self._addresses: Counter[str] = Counter()
         self._report = report
         self._server: asyncio.Server | None = None
         self._splices: set[Splice] = set()
@@ -302,16 +323,26 @@ class Splices:
         """Whether there is room for one more; else it is closed."""
         self._accepted += 1
         self._splices.add(splice)
+        self._addresses[splice.address] += 1
         self._empty.clear()
-        if len(self._splices) <= self._connections_max:
+        fields: dict[str, object] = {"door": self.name}
+        if len(self._splices) > self._connections_max:
+            fields["connections_max"] = self._connections_max
+        elif self._addresses[splice.address] > self._per_address_max:
+            fields |= {"address": splice.address, "connections_per_address_max": self._per_address_max}
+        else:
             return True
         self._refused += 1
-        self._report("forwarding_full", {"door": self.name, "connections_max": self._connections_max})
+        self._report("forwarding_full", fields)
         splice.client.close()
         return False
 
     def forget(self, splice: Splice) -> None:
-        self._splices.discard(splice)
+        if splice in self._splices:
+            self._splices.remove(splice)
+            self._addresses[splice.address] -= 1
+            if not self._addresses[splice.address]:
+                del self._addresses[splice.address]
         if not self._splices:
             self._empty.set()
 
