@@ -43,7 +43,8 @@ async function answerOf(response: Response): Promise<any> {
   const body = await response.json().catch(() => ({ error: `the broker answered ${response.status}` }));
   if (response.ok) return body;
   if (response.status === 401 && !response.url.endsWith("/api/login")) toLogin();
-  throw new Refusal(response.status, body.error, body.hint);
+  const request = response.status >= 500 && body.request ? ` (request ${body.request})` : "";
+  throw new Refusal(response.status, body.error + request, body.hint);
 }
 
 export async function get<T>(path: string, fields: Fields = {}, signal?: AbortSignal): Promise<T> {

@@ -381,7 +381,8 @@ class Server:
 
     def _collect_when_idle(self, monotonic: int) -> None:
         """A full collection takes tens of milliseconds: in a quiet moment, or when it is long overdue."""
-        traffic = sum(listener.bytes_in for listener in self.listeners.values())
+        takes = sum(listener.takes for listener in self.listeners.values() if isinstance(listener, QuicListener))
+        traffic = self.turns.reads + takes
         quiet, self._traffic_seen = traffic == self._traffic_seen, traffic
         since = monotonic - self._collected_at
         if (quiet and since >= COLLECT_IDLE_US) or since >= COLLECT_LATEST_US:

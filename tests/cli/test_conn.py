@@ -32,7 +32,17 @@ def test_a_connection_is_listed_shown_and_ended(server: Server, live: Commands) 
         assert (row["door"], row["who"], row["tls"]) == ("blipmq", None, "")
         assert peer in live("conn", "list").out
         shown = live("conn", "show", peer).out
-        assert "blipmq" in shown and "unsent_bytes" in shown
+        for words in (
+            "blipmq",
+            "not logged in",
+            "last activity",
+            "B/s, 0 B in all",
+            "0 requests not answered",
+            "TLS            none",
+        ):
+            assert words in shown
+        assert live("conn", "show", str(row["id"]), "--json").json["peer"] == peer
+        assert peer in live("conn", "list", "--sort", "in").out
         assert f"ended {peer}" in live("conn", "kick", peer, "--yes").out
         while client.recv(4096):  # it may be told why, and then it ends
             pass

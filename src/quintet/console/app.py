@@ -8,6 +8,7 @@ gate of `call.py` says whether that person may. Handlers are in the modules that
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
@@ -16,20 +17,22 @@ from quintet.admin.app import OnDemand, Receive, Scope, Send
 from quintet.broker.core import Broker
 from quintet.broker.slices import Unwanted
 from quintet.console import static, wire
-from quintet.console.call import Call, Operation, status_of
+from quintet.console.call import DOOR, Call, Operation, status_of
 from quintet.console.operations import BY_PLACE
 from quintet.console.parts import Parts
 from quintet.console.sampler import Sampler
 from quintet.console.section import ConsoleListener
 from quintet.console.sessions import Rates, Session, Sessions
 from quintet.console.surroundings import Surroundings
+from quintet.model.client_address import ClientAddress, ids_of
 from quintet.model.errors import AuthError, Busy, QuintetError
 
 COOKIE: Final = "quintet-console"
 STREAMS_MAX: Final = 200  # live pages, tails and searches at once
 STREAMS_OF_SESSION_MAX: Final = 12
 TAKE_S: Final = 20.0  # a reader of a stream that takes nothing for so long is gone
-PACK_BYTES_MIN: Final = 1024
+RUN_BYTES: Final = 4
+REQUEST_HEADER: Final = b"x-request-id"
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -78,9 +81,11 @@ class Console:
             sessions_max=options.sessions_max,
             failures_per_minute=failures_per_minute,
         )
-        self.sampler = Sampler(self.broker)
+        self.sampler = Sampler(self.broker, lambda: surroundings.listeners)
         self.parts = Parts(self.broker, surroundings, options, self.sessions, self.sampler, entropy)
         self._report = report
+        self._run = entropy(RUN_BYTES).hex()  # ids of requests differ from those of the start before
+        self._requests = itertools.count(1)
         self._rates = Rates(options.requests_per_second_max)
         self._files = OnDemand(static.load)
         self._streams: dict[str, int] = {}
@@ -92,7 +97,8 @@ class Console:
         if scope["type"] != "http":
             return
         head = dict(scope["headers"])
-        peer = _peer(scope)
+        peer = _peer(scope, f"{self._run}-{next(self._requests)}")
+        send = _with_id(send, peer.request)
         try:
             if not self._rates.allow(peer.rpartition(":")[0], self.broker.scheduler.monotonic()):
                 raise Refused(429, f"more than {self.options.requests_per_second_max} requests a second")
@@ -102,16 +108,17 @@ class Console:
             else:
                 await self._page(scope, head, send)
         except Refused as refused:
-            await _answer(send, refused.status, wire.encode({"error": str(refused)}))
+            await _answer(send, refused.status, wire.encode({"error": str(refused), "request": peer.request}))
         except QuintetError as error:
-            await _answer(send, status_of(error), wire.encode(_error(error)))
+            await _answer(send, status_of(error), wire.encode(_error(error) | {"request": peer.request}))
         except (Unwanted, ConnectionError):
             pass
         except Exception as fault:  # ours: the browser is told that much, the log the rest
-            self._report("console_failed", {"path": scope["path"], "error": repr(fault),
+            self._report("console_failed", {"path": scope["path"], "request": peer.request, "peer": peer, "error": repr(fault),
                                             "trace": traceback.format_exc(limit=-6)})  # fmt: skip
+            said = {"error": "a fault of the broker: its log says more", "request": peer.request}
             with contextlib.suppress(Exception):
-                await _answer(send, 500, wire.encode({"error": "a fault of the broker: its log says more"}))
+                await _answer(send, 500, wire.encode(said))
 
     def _check_host(self, head: Head) -> None:
         if self.options.encrypted:
@@ -146,7 +153,7 @@ class Console:
 
     # -- the API ---------------------------------------------------------------------------------------------------
 
-    async def _api(self, scope: Scope, head: Head, peer: str, receive: Receive, send: Send) -> None:
+    async def _api(self, scope: Scope, head: Head, peer: ClientAddress, receive: Receive, send: Send) -> None:
         operation = BY_PLACE.get((scope["method"], scope["path"]))
         if operation is None:
             raise Refused(404, f"there is no {scope['method']} {scope['path'][:200]}")
@@ -203,7 +210,11 @@ class Console:
         with contextlib.suppress(QuintetError):  # a new login ends the session that this browser had
             before, principal = self.sessions.find(_token(head))
             self.sessions.log_out(before, principal, peer)
-        token, principal = await self.sessions.log_in(ask.name, ask.password, peer)
+        try:
+            token, principal = await self.sessions.log_in(ask.name, ask.password, peer)
+        except AuthError:
+            self._report("authentication_failed", {"door": DOOR, "peer": peer, **ids_of(peer)})
+            raise
         headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"),
                    self._cookie(token)]  # fmt: skip
         await _answer(send, 200, wire.encode({"name": principal.name}), headers)
@@ -280,9 +291,21 @@ def _error(error: QuintetError) -> dict[str, object]:
     return {"error": error.message, "hint": error.hint, "code": error.code}
 
 
-def _peer(scope: Scope) -> str:
+def _peer(scope: Scope, request: str) -> ClientAddress:
     client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else "local:0"
+    return ClientAddress(f"{client[0]}:{client[1]}" if client else "local:0", request=request)
+
+
+def _with_id(send: Send, request: str) -> Send:
+    """The same, but every answer says the id of its request, by which it is found in log and audit."""
+    header = (REQUEST_HEADER, request.encode())
+
+    async def sent(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], header]
+        await send(message)
+
+    return sent
 
 
 def _token(head: Head) -> str:

@@ -27,7 +27,7 @@ DOOR: Final = "console"  # in origins, in `__events`
 
 
 class Call:
-    """One request: who, from where, and whether it is still waited for."""
+    """One request: who, from where, and whether it is still waited for. `peer` knows the request's id, so it is in the audit."""
 
     __slots__ = ("broker", "console", "gone", "peer", "principal", "session")
 

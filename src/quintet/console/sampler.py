@@ -1,6 +1,6 @@
 """Measures rates, lag and producers for the console: from counters and records that are there anyway, nothing per message.
 
-Every EVERY_S seconds while somebody looks, every IDLE_S otherwise, one walk in slices over topics, groups and subscriptions. A rate
+Every EVERY_S seconds while somebody looks, every IDLE_S otherwise, one walk in slices over topics, groups, subscriptions and connections. A rate
 is the difference of two walks. Who publishes is read from the records themselves, which carry their origin ("door:name"): of each
 topic that grew, the newest batches that are in memory, at most SAMPLE_BYTES of a partition; shares are scaled to the whole growth.
 After a restart the last records of a topic say who published, so the map is not empty before the next message.
@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ from quintet.broker.slices import Steps, Unwanted
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import read_from
 from quintet.console.awaiting import run, wait_for
+from quintet.console.connections import ConnectionRates, Listeners
 from quintet.log.base import Partition
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
@@ -96,8 +97,9 @@ Reader = tuple[str, str]  # (topic, group), or ("", id of a subscription)
 class Sampler:
     """The figures of one broker. Reads, never changes."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, listeners: Callable[[], Listeners]) -> None:
         self._broker = broker
+        self.connections = ConnectionRates(listeners)
         self.topics: dict[str, TopicFigures] = {}
         self.readers: dict[Reader, ReaderFigures] = {}
         self.publish_rate = 0.0
@@ -190,6 +192,7 @@ class Sampler:
         self.publish_rate = total
         self._note(("published",), wall, total)
         yield from self._reader_figures(seconds, wall)
+        yield from self.connections.walk(seconds, passed)
         self._walked = passed
         return grown
 

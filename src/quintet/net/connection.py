@@ -25,6 +25,7 @@ from typing import Protocol, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.model.client_address import ClientAddress
 from quintet.model.errors import QuintetError
 from quintet.model.histogram import SKIPPED
 from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
@@ -59,6 +60,12 @@ def _doubled(full: mmap.mmap) -> mmap.mmap:
     return full
 
 
+def said_of(session: Session) -> dict[str, object]:
+    """`operation` of its last request, and `request`, the id that the wire gave it, where the protocol has such ids."""
+    request = getattr(session, "request", "")
+    return {"operation": getattr(session, "operation", "")} | ({"request": request} if request else {})
+
+
 def queued_bytes(of: socket.socket | None) -> int:
     """Written to the socket and not acknowledged by its peer. 0 where the system cannot be asked (not Linux, not TCP)."""
     if of is None:
@@ -77,8 +84,6 @@ class Owner(Protocol):
     loop: asyncio.AbstractEventLoop
     read_view: memoryview
     make_session: "Callable[[Connection], Session]"
-    bytes_in: int
-    bytes_out: int
     stalls: int
 
     @property
@@ -106,12 +111,14 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_queued", "_receiving",
-        "_rest", "_session", "_transport", "_turns", "_waking", "peer",
+        "_rest", "_session", "_transport", "_turns", "_waking", "bytes_in", "bytes_out", "id", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: Owner) -> None:
         self._listener = listener
         self._turns = listener.turns
+        self.id = next(listener.turns.connection_ids)
+        self.bytes_in = self.bytes_out = 0  # the listener adds up those of its connections when it is asked
         self._transport: asyncio.Transport | None = None
         self._session: Session
         self._rest = b""
@@ -127,14 +134,14 @@ class Connection(asyncio.BufferedProtocol):
         self._queued = False  # what the session left is offered again in a later turn
         self._waking = False  # those that are parked are woken in a later turn
         self._fresh = False  # this turn belongs to the parked calls: at least one of them runs
-        self.peer = ""
+        self.peer = ClientAddress("", self.id)
 
     # -- from the socket -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         address = transport.get_extra_info("peername")
-        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local"
+        self.peer = ClientAddress(f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local", self.id)
         self._transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
         self._session = self._listener.make_session(self)
         self._listener.opened(self)
@@ -164,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read(self, nbytes: int) -> None:
         listener = self._listener
-        listener.bytes_in += nbytes
+        self.bytes_in += nbytes
         if self._large is not None:
             self._large_used = size = self._large_used + nbytes
             available = memoryview(self._large)[:size]
@@ -242,8 +249,13 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.auth_failed(self, failed)
 
     def turn_facts(self) -> dict[str, object]:
-        operation = getattr(self._session, "operation", "")
-        return {"door": self._listener.name, "operation": operation, "peer": self.peer, "who": self.who}
+        return {
+            "door": self._listener.name,
+            **said_of(self._session),
+            "connection": self.id,
+            "peer": self.peer,
+            "who": self.who,
+        }
 
     def turn_over(self) -> bool:
         return self._turns.over()
@@ -452,16 +464,21 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def age_seconds(self) -> float:
+        return (self._listener.monotonic() - self._opened_at) / 1e6
+
     def facts(self) -> dict[str, object]:
-        """What an operator asks about it: its age, what its peer has not taken, and how it is encrypted."""
+        """What an operator asks about it: its age, what it moved, what waits on either side, and how it is encrypted."""
         transport = self._transport
-        unsent, tls = 0, ""
+        unsent, tls, cipher = 0, "", ""
         if transport is not None and not transport.is_closing():
             unsent = transport.get_write_buffer_size() + queued_bytes(transport.get_extra_info("socket"))
             encrypted = transport.get_extra_info("ssl_object")
-            tls = encrypted.version() or "" if encrypted is not None else ""
-        age = (self._listener.monotonic() - self._opened_at) / 1e6
-        return {"seconds": round(age, 3), "unsent_bytes": unsent, "tls": tls, "stopped": self._session.stopped}
+            if encrypted is not None:
+                tls, cipher = encrypted.version() or "", (encrypted.cipher() or ("",))[0]
+        return {"seconds": round(self.age_seconds, 3), "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "unsent_bytes": unsent,
+                "unanswered": self._session.unanswered, "paused": self._flow.paused, "tls": tls, "cipher": cipher}  # fmt: skip
 
     def evict(self, reason: str) -> None:
         if self._lost:
@@ -506,7 +523,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 for piece in output:
                     transport.write(piece)
-            self._listener.bytes_out += size
+            self.bytes_out += size
             if self._claimed and getattr(session, "making", False):
                 pass  # these are other answers: the one that was claimed for is not among them
             elif self._claimed or flow.watched:

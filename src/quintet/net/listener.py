@@ -85,7 +85,8 @@ class Listener:
         self.turns = turns or Turns(self.loop)
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
+        self._ended_in = self._ended_out = 0  # bytes of connections that are gone
+        self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.auth_failures = 0
         self._tls = tls
         self._report = report
@@ -117,6 +118,14 @@ class Listener:
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def bytes_in(self) -> int:
+        return self._ended_in + sum(connection.bytes_in for connection in self.connections)
+
+    @property
+    def bytes_out(self) -> int:
+        return self._ended_out + sum(connection.bytes_out for connection in self.connections)
+
     def now(self) -> int:
         return time.time_ns() // 1000
 
@@ -143,7 +152,7 @@ class Listener:
         address = connection.peer.rpartition(":")[0]
         self.auth_failures += count
         self._failures.add(address, self.monotonic(), count)
-        self._report("authentication_failed", {"door": self.name, "peer": connection.peer})
+        self._report("authentication_failed", connection.turn_facts())
         if self._failures.blocked(address, self.monotonic()):
             connection.evict("too many failed authentications")
 
@@ -151,7 +160,10 @@ class Listener:
         return sum(1 for connection in self._watched if connection.who is None)
 
     def closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._ended_in += connection.bytes_in
+            self._ended_out += connection.bytes_out
         self._watched.discard(connection)
         address = connection.peer.rpartition(":")[0]
         self._addresses[address] -= 1
@@ -161,8 +173,7 @@ class Listener:
     def closing(self, connection: Connection, reason: str) -> None:
         """We close a connection: say why, once."""
         self.cut += 1
-        self._report("connection_closed", {"door": self.name, "peer": connection.peer, "who": connection.who,
-                                           "reason": reason})  # fmt: skip
+        self._report("connection_closed", {**connection.turn_facts(), "reason": reason})
 
     def fault(self, connection: Connection, where: str, error: Exception) -> None:
         """A session raised: say on which connection, once for each."""

@@ -20,6 +20,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from time import perf_counter, thread_time
 from typing import Final, Protocol
 
@@ -49,7 +50,7 @@ class Turns:
 
     __slots__ = (
         "_began", "_calls", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
-        "_marked_at", "_queue", "_report", "_running", "_settling", "begun", "counts", "last", "latencies", "reads", "seconds", "worst",
+        "_marked_at", "_queue", "_report", "_running", "_settling", "begun", "connection_ids", "counts", "last", "latencies", "reads", "seconds", "worst",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
@@ -72,6 +73,7 @@ class Turns:
         self._marked_at = 0.0
         self.last: Told | None = None  # the connection that something was done for most recently, in this turn
         self.begun = 0  # turns so far
+        self.connection_ids = count(1)  # of all doors: no two connections of one start have the same
         self.counts = [0] * (len(BOUNDS_S) + 1)  # turns up to each bound, and above the last
         self.seconds = 0.0
         self.worst = 0.0

@@ -67,6 +67,8 @@ class Messages(Protocol):
 
     @property
     def operation(self) -> str: ...
+    @property
+    def request(self) -> str: ...
 
     @property
     def unanswered(self) -> int: ...
@@ -154,6 +156,10 @@ class WebSocketSession:
     @property
     def operation(self) -> str:
         return self._inner.operation
+
+    @property
+    def request(self) -> str:
+        return self._inner.request
 
     @property
     def unanswered(self) -> int:

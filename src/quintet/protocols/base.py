@@ -165,7 +165,8 @@ class Session(Protocol):
 
     @property
     def operation(self) -> str:
-        """The name of the request that was acted on last, for the log."""
+        """The name of the request that was acted on last, for the log. Where the wire has ids of requests, a session also has
+        `request`: the id of that one, as text (model/client_address.py::request_text if the client chose it)."""
 
     @property
     def unanswered(self) -> int:

@@ -20,6 +20,7 @@ from quintet import kernel
 from quintet.broker.slices import Steps, finish
 from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model import limits
+from quintet.model.client_address import ids_of
 from quintet.model.errors import BadRequest, QuintetError, TooLarge
 from quintet.model.scheduler import Scheduler
 
@@ -196,7 +197,8 @@ class Audit:
                 self.left_out += 1
                 return
             rate.taken += 1
-        self._append(type, user, resource, result, peer, action, details)
+        # First, because details are bounded: by them its siblings in the log are found.
+        self._append(type, user, resource, result, peer, action, ids_of(peer) | details)
 
     def tick(self, monotonic: int) -> None:
         """A second is over: say how many events were left out in it."""

@@ -44,6 +44,7 @@ from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.model import envelope, limits
 from quintet.model.batch import Header
+from quintet.model.client_address import ids_of
 from quintet.model.errors import (
     Busy,
     LimitExceeded,
@@ -305,15 +306,18 @@ class Peers:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def drop(self, reason: str, sender: Mailbox | None = None, why: str = "") -> None:
+    def drop(
+        self, reason: str, sender: Mailbox | None = None, why: str = "", peer: str = "", request: str = ""
+    ) -> None:
         """Count a message that goes nowhere: the wire has no word for it. If it says why, that is in the broker's log, for
-        one message a second."""
+        one message a second, with the address it came from and its id."""
         self.dropped[reason] += 1
         monotonic = self._scheduler.monotonic()
         if why and monotonic - self._reported_at >= REPORT_EVERY_US:
             self._reported_at = monotonic
             name = "" if sender is None else sender.name
-            self._report("peer_message_dropped", {"reason": reason, "name": name, "why": why})
+            fields = {"reason": reason, "name": name, "why": why, "peer": peer, **ids_of(peer)}
+            self._report("peer_message_dropped", fields | ({"request": request} if request else {}))
 
     def admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
         """Whether this peer may send this envelope now, and has not sent it before; counted if not."""

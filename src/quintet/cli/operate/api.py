@@ -20,6 +20,7 @@ PORT_DEFAULT: Final = 8090
 TIMEOUT_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 OK: Final = 200
+FAULTS: Final = 500  # from this status on it is the broker's fault, and its log says more
 
 console_option: Final = click.option(
     "--console", envvar="QUINTET_CONSOLE", default=CONSOLE_DEFAULT,
@@ -99,5 +100,8 @@ class Api:
             raise ConnectionLost(f"{self._place} does not answer as a console of Quintet does") from None
         if answer.status != OK:
             said = found if isinstance(found, dict) else {}
-            raise Refused(str(said.get("error", answer.reason)), hint=str(said.get("hint", "")))
+            hint = str(said.get("hint", ""))
+            if answer.status >= FAULTS and said.get("request"):
+                hint = f"{hint} (request {said['request']} in the broker's log)".strip()
+            raise Refused(str(said.get("error", answer.reason)), hint=hint)
         return answer, found

@@ -13,6 +13,7 @@ from quintet.model.errors import UnknownSubscription
 
 PAGE_ROWS: Final = 500
 SHOWN_DEFAULT: Final = 100
+SORTS: Final = ("who", "door", "peer", "age", "idle", "in", "out", "unsent")
 
 
 @click.group()
@@ -22,15 +23,16 @@ def conn() -> None:
     \b
     quintet conn list
     quintet conn list --filter sensor --json | jq '.[].peer'
-    quintet conn show 10.0.0.7:51820
+    quintet conn list --sort in
+    quintet conn show 17                     by its number, as in the log
     quintet conn kick 10.0.0.7:51820
     """
 
 
-def _rows(api: Api, filter: str, most: int) -> Iterator[dict[str, Answer]]:
+def _rows(api: Api, filter: str, most: int, sort: str = "who") -> Iterator[dict[str, Answer]]:
     skip = 0
     while skip < most:
-        page = api.get("/api/connections", filter=filter, skip=skip, limit=min(PAGE_ROWS, most - skip))
+        page = api.get("/api/connections", filter=filter, sort=sort, skip=skip, limit=min(PAGE_ROWS, most - skip))
         yield from page["rows"]
         skip += PAGE_ROWS
         if skip >= page["total"]:
@@ -40,7 +42,10 @@ def _rows(api: Api, filter: str, most: int) -> Iterator[dict[str, Answer]]:
 @conn.command("list")
 @console_option
 @ca_option
-@click.option("--filter", default="", help="Only those with this text in the door, the address or the name.")
+@click.option(
+    "--filter", default="", help="Only those with this text in the door, the address, the name or the number."
+)
+@click.option("--sort", type=click.Choice(SORTS), default="who", show_default=True, help="The largest figures first.")
 @click.option(
     "-n",
     "--count",
@@ -50,21 +55,25 @@ def _rows(api: Api, filter: str, most: int) -> Iterator[dict[str, Answer]]:
     help="At most so many.",
 )
 @json_option
-def list_connections(console: str, ca: str | None, filter: str, count: int, as_json: bool) -> None:
-    """List connections by door and name."""
+def list_connections(console: str, ca: str | None, filter: str, sort: str, count: int, as_json: bool) -> None:
+    """List connections: who is there, since when, what each moves, and what waits for it."""
     with Api(console, ca) as api:
-        rows = list(_rows(api, filter, count))
+        rows = list(_rows(api, filter, count, sort))
     if as_json:
         say_json(rows)
         return
     say_table(
-        ("door", "peer", "who", "for", "unsent", "TLS"),
+        ("number", "door", "peer", "who", "for", "idle", "in", "out", "unsent", "TLS"),
         [
             (
+                row["id"],
                 row["door"],
                 row["peer"],
                 row["who"] or "-",
                 lasting(row["seconds"]),
+                lasting(row["idle_seconds"]),
+                f"{human_bytes(row['rate_in'])}/s",
+                f"{human_bytes(row['rate_out'])}/s",
                 human_bytes(row["unsent_bytes"]),
                 row["tls"] or "-",
             )
@@ -75,18 +84,17 @@ def list_connections(console: str, ca: str | None, filter: str, count: int, as_j
 
 
 def _one(api: Api, peer: str, door: str) -> dict[str, Answer]:
-    found = [row for row in _rows(api, peer, 1_000_000) if row["peer"] == peer and door in ("", row["door"])]
+    everyone = _rows(api, peer, 1_000_000)
+    found = [row for row in everyone if peer in (row["peer"], str(row["id"])) and door in ("", row["door"])]
     if not found:
-        raise UnknownSubscription(
-            f"there is no connection of {peer}", hint="`quintet conn list` shows who is connected"
-        )
+        raise UnknownSubscription(f"there is no connection {peer}", hint="`quintet conn list` shows who is connected")
     if len(found) > 1:
         doors = ", ".join(row["door"] for row in found)
         raise click.UsageError(f"{peer} is connected to {doors}: name one with --door.")
     return found[0]
 
 
-_PEER = click.argument("peer", metavar="ADDRESS:PORT")
+_PEER = click.argument("peer", metavar="ADDRESS:PORT|NUMBER")
 _DOOR = click.option("--door", default="", help="If the same address is connected to more than one.")
 
 
@@ -97,14 +105,29 @@ _DOOR = click.option("--door", default="", help="If the same address is connecte
 @ca_option
 @json_option
 def show(peer: str, door: str, console: str, ca: str | None, as_json: bool) -> None:
-    """Show one connection."""
+    """Show one connection. Rates are of the last 2 seconds, or of 30 if nobody looked; so is what is known of its last activity."""
     with Api(console, ca) as api:
         row = _one(api, peer, door)
     if as_json:
         say_json(row)
         return
-    for name, value in row.items():
-        echo(f"{name:14} {'-' if value in (None, '') else value}")
+    shown = {
+        "number": row["id"],
+        "door": row["door"],
+        "peer": row["peer"],
+        "who": row["who"] or "not logged in",
+        "since": f"{when(row['since_ms'])}, for {lasting(row['seconds'])}",
+        "last activity": f"{lasting(row['idle_seconds'])} ago" if row["idle_seconds"] else "now",
+        "in": f"{human_bytes(row['rate_in'])}/s, {human_bytes(row['bytes_in'])} in all",
+        "out": f"{human_bytes(row['rate_out'])}/s, {human_bytes(row['bytes_out'])} in all",
+        "backlog": f"{human_bytes(row['unsent_bytes'])} not taken by its client, {row['unanswered']} requests not answered",
+        "reading": "paused: it waits for the disk, for a slow reader or for its own answers"
+        if row["paused"]
+        else "yes",
+        "TLS": f"{row['tls']} {row['cipher']}".strip() or "none",
+    }
+    for name, value in shown.items():
+        echo(f"{name:14} {value}")
 
 
 @conn.command()
@@ -117,9 +140,9 @@ def kick(peer: str, door: str, yes: bool, console: str, ca: str | None) -> None:
     """End a connection. Its client may connect again: to keep it out, delete its user or key."""
     with Api(console, ca) as api:
         row = _one(api, peer, door)
-        confirm(f"End the connection of {row['who'] or 'nobody yet'} at {peer} ({row['door']})?", yes)
-        api.post("/api/connection/kick", {"door": row["door"], "peer": peer})
-    echo(f"ended {peer} ({row['door']}, {row['who'] or 'not logged in'})")
+        confirm(f"End the connection of {row['who'] or 'nobody yet'} at {row['peer']} ({row['door']})?", yes)
+        api.post("/api/connection/kick", {"door": row["door"], "peer": row["peer"]})
+    echo(f"ended {row['peer']} ({row['door']}, {row['who'] or 'not logged in'})")
 
 
 @click.command()

@@ -1,18 +1,27 @@
 """Answers an administrator: connections and how to end one, the audit, the configuration with where each value comes from."""
 
-from collections.abc import Iterator
-from typing import Final
+import asyncio
+from typing import Final, Literal
 
 import msgspec
 
 from quintet.broker.audit.audit_log import FIELD_BYTES_MAX, TYPES, Query
+from quintet.broker.slices import Steps
 from quintet.console.call import Call, Operation
+from quintet.console.connections import AnyConnection, Moved, everyone
 from quintet.console.pages.verifying import verify
-from quintet.console.paging import PAGE_DEFAULT, List, Row, listed, page
+from quintet.console.paging import PAGE_DEFAULT, List, Row, folded, has, listed, page
 from quintet.console.wire import Empty
 from quintet.model.errors import BadRequest, UnknownSubscription
-from quintet.net.connection import Connection
-from quintet.net.quic.listener import QuicConnection
+
+_STILL: Final = Moved()
+
+
+class Connections(List, forbid_unknown_fields=True):
+    """A page of the connections; `filter` is a part of a name, a door, an address or a number."""
+
+    sort: Literal["who", "door", "peer", "age", "idle", "in", "out", "unsent"] = "who"
+    down: bool = False
 
 
 class Kick(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,23 +49,54 @@ class Audit(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = PAGE_DEFAULT
 
 
-def _open(call: Call) -> Iterator[Row]:
-    for name, listener in call.console.surroundings.listeners.items():
-        everyone: list[Connection | QuicConnection] = [*listener.connections]
-        for connection in everyone:
-            yield {"door": name, "peer": connection.peer, "who": connection.who} | connection.facts()
+def _key(call: Call, sort: str, door: str, connection: AnyConnection) -> tuple[object, ...]:
+    """What a connection is sorted by: names rise, figures fall, the longest first."""
+    moved = call.console.sampler.connections.of(connection)
+    if sort == "in":
+        return (-moved.rate_in,)
+    if sort == "out":
+        return (-moved.rate_out,)
+    if sort == "unsent":
+        return (-int(str(connection.facts()["unsent_bytes"])),)
+    if sort == "idle":
+        return (moved.active,)
+    who = connection.who or ""
+    return {"door": (door, who), "peer": (connection.peer,), "age": (connection.id,)}.get(sort, (who, door))
 
 
-async def _connections(call: Call, ask: List) -> object:
-    made = await listed(
-        call, ask, _open(call), ("door", "peer", "who"), lambda row: (row["door"], row["who"] or "", row["peer"])
-    )
+def _row(call: Call, door: str, connection: AnyConnection) -> Row:
+    rates = call.console.sampler.connections
+    moved, facts = rates.of(connection), connection.facts()
+    began = call.broker.scheduler.now() // 1000 - round(connection.age_seconds * 1000)
+    return {"id": connection.id, "door": door, "peer": str(connection.peer), "who": connection.who, "since_ms": began,
+            "idle_seconds": round(rates.idle_seconds(connection, asyncio.get_running_loop().time()), 1),
+            "rate_in": round(moved.rate_in, 1), "rate_out": round(moved.rate_out, 1), **facts}  # fmt: skip
+
+
+async def _connections(call: Call, ask: Connections) -> object:
+    first, last = page(ask.skip, ask.limit)
+    wanted, listeners = folded(ask.filter), call.console.surroundings.listeners
+
+    def steps() -> Steps[list[tuple[tuple[object, ...], int, str, AnyConnection]]]:
+        found = []
+        for name, listener in listeners.items():
+            for each in everyone(listener):
+                if has(wanted, (name, each.peer, each.who or "", str(each.id))):
+                    found.append((_key(call, ask.sort, name, each), each.id, name, each))
+                yield
+        return found
+
+    found = await call.sliced(steps())
+    found.sort(key=lambda one: one[:2], reverse=ask.down)
+    rows = [_row(call, name, one) for _, _, name, one in found[first:last]]
+    rates = call.console.sampler.connections.doors
     doors = [
         {"door": name, "address": listener.address, "connections": len(listener.connections), "bytes_in": listener.bytes_in,
-         "bytes_out": listener.bytes_out, "refused": listener.refused, "cut": listener.cut}
-        for name, listener in call.console.surroundings.listeners.items()
+         "bytes_out": listener.bytes_out, "rate_in": round(rates.get(name, _STILL).rate_in, 1),
+         "rate_out": round(rates.get(name, _STILL).rate_out, 1), "refused": listener.refused, "cut": listener.cut}
+        for name, listener in listeners.items()
     ]  # fmt: skip
-    return made | {"doors": doors}
+    return {"total": len(found), "skip": first, "rows": rows, "doors": doors}
 
 
 async def _kick(call: Call, ask: Kick) -> object:
@@ -103,7 +143,7 @@ async def _configuration(call: Call, ask: Configuration) -> object:
 
 
 OPERATIONS: Final = (
-    Operation(method="GET", path="/api/connections", right="admin", asks=List, answer=_connections, live=True),
+    Operation(method="GET", path="/api/connections", right="admin", asks=Connections, answer=_connections, live=True),
     Operation(method="POST", path="/api/connection/kick", right="admin", asks=Kick, answer=_kick),
     Operation(method="GET", path="/api/audit", right="admin", asks=Audit, answer=_audit, live=True),
     Operation(method="GET", path="/api/audit/verify", right="admin", asks=Empty, stream=verify),

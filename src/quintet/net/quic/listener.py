@@ -17,6 +17,7 @@ from typing import Final
 
 from quintet.kernel.items import QuicEvent
 from quintet.model import limits
+from quintet.model.client_address import ClientAddress
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
@@ -53,21 +54,23 @@ Identity = tuple[bytes, bytes, bytes]  # certificate, key, authorities of client
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_empty_since", "_handshake_since", "_holds", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
-                 "_watched", "_who", "closing", "crowded", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
+    __slots__ = ("_code", "_empty_since", "_handshake_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
+                 "_watched", "_who", "bytes_in", "bytes_out", "closing", "crowded", "id", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
         self.turns = listener.turns
         self.number = number
-        self.peer = peer
+        self.id = next(listener.turns.connection_ids)
+        self.bytes_in = self.bytes_out = 0  # of all its streams; the listener adds them up when it is asked
+        self.peer: str = ClientAddress(peer, self.id)
         self.shared: object | None = None
         self.closing = False  # it is shut at the end of this turn, or is gone
         self.unsent = 0  # bytes queued over all its streams, as far as known
         self.kept = 0  # bytes of unfinished frames over all its streams
         self._code = 0
         self._reason = ""
-        self._handshake_since = listener.monotonic()
+        self._opened_at = self._handshake_since = listener.monotonic()
         self._empty_since: int | None = self._handshake_since
         self._streams: dict[int, Stream] = {}
         self._outlets: dict[int, OutletStream] = {}
@@ -79,10 +82,17 @@ class QuicConnection:
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
 
+    @property
+    def age_seconds(self) -> float:
+        return (self.listener.monotonic() - self._opened_at) / 1e6
+
     def facts(self) -> dict[str, object]:
-        """As Connection.facts has them. QUIC is always TLS 1.3."""
-        age = (self.listener.monotonic() - self._handshake_since) / 1e6
-        return {"seconds": round(age, 3), "unsent_bytes": self.unsent, "tls": "TLSv1.3", "stopped": self.crowded}
+        """As Connection.facts has them. QUIC is always TLS 1.3; with which cipher its library does not say."""
+        self.measure()  # what streams below their mark had unsent when they last sent may be gone
+        streams = self._streams.values()
+        return {"seconds": round(self.age_seconds, 3), "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "unsent_bytes": self.unsent,
+                "unanswered": sum(stream.unanswered for stream in streams), "paused": any(stream.paused for stream in streams),
+                "tls": "TLSv1.3", "cipher": ""}  # fmt: skip
 
     # -- for the sessions of its streams ---------------------------------------------------------------------------
 
@@ -102,7 +112,7 @@ class QuicConnection:
             self.closing = True
             self._code, self._reason = code, reason
             if reason:
-                self.report_closing(reason)
+                self.report_closing(reason, self.turn_facts())
             self.listener.shut_later(self)
 
     def later(self, writer: Writer) -> None:
@@ -129,7 +139,7 @@ class QuicConnection:
             self.turns.later(self._go_on)
 
     def turn_facts(self) -> dict[str, object]:
-        return {"door": self.listener.options.name, "peer": self.peer, "who": self.who}
+        return {"door": self.listener.options.name, "connection": self.id, "peer": self.peer, "who": self.who}
 
     def fault(self, where: str, error: Exception) -> None:
         """A session, or a feed of this connection, raised: see QuicListener.fault."""
@@ -237,14 +247,14 @@ class QuicConnection:
         """Its number stays taken until `forget`."""
         self._streams[stream.number] = stream
 
-    def auth_failed(self, count: int) -> None:
-        self.listener.auth_failed(self, count)
+    def auth_failed(self, count: int, facts: dict[str, object]) -> None:
+        self.listener.auth_failed(self, count, facts)
 
-    def report_closing(self, reason: str) -> None:
-        self.listener.closing(self, reason)
+    def report_closing(self, reason: str, facts: dict[str, object]) -> None:
+        self.listener.closing(reason, facts)
 
-    def report_reset(self, reason: str) -> None:
-        self.listener.stream_reset(self, reason)
+    def report_reset(self, reason: str, facts: dict[str, object]) -> None:
+        self.listener.stream_reset(reason, facts)
 
     def forget(self, writer: Writer) -> None:
         (self._streams if isinstance(writer, Stream) else self._outlets).pop(writer.number, None)
@@ -358,7 +368,9 @@ class QuicListener:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop) if scheduler is None else scheduler.turns
         self.connections: set[QuicConnection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
+        self._ended_in = self._ended_out = 0  # bytes of connections that are gone
+        self.takes = 0  # times that events were taken from the endpoint
+        self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.auth_failures = 0
         self.endpoint: Endpoint
         self.section = section
@@ -405,6 +417,14 @@ class QuicListener:
         host, port = self.endpoint.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def bytes_in(self) -> int:
+        return self._ended_in + sum(connection.bytes_in for connection in self.connections)
+
+    @property
+    def bytes_out(self) -> int:
+        return self._ended_out + sum(connection.bytes_out for connection in self.connections)
+
     def now(self) -> int:
         return time.time_ns() // 1000
 
@@ -424,6 +444,7 @@ class QuicListener:
         self.turns.run(self._take)
 
     def _take(self) -> None:
+        self.takes += 1
         self._soon = True  # what this turn makes is flushed below, not by another callback
         self.endpoint.hold()
         self.turns.gather()
@@ -447,7 +468,7 @@ class QuicListener:
                 connection.lost()
             else:
                 if kind == DATA:
-                    self.bytes_in += len(event[3])
+                    connection.bytes_in += len(event[3])
                 connection.event(kind, event[2], event)
         except Exception as error:
             self.fault(connection, "receive", error)
@@ -459,8 +480,8 @@ class QuicListener:
     def fault(self, connection: QuicConnection, where: str, error: Exception) -> None:
         """A session raised: its connection ends, and no other; what others were sent in the same turn is not lost."""
         self.faults += 1
-        self._report("session_failed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
-                                        "where": where, "error": repr(error), "exc_info": error})  # fmt: skip
+        self._report("session_failed", {**connection.turn_facts(), "where": where, "error": repr(error),
+                                        "exc_info": error})  # fmt: skip
         connection.shut(CODE_INTERNAL, "internal error")
 
     def touch(self, writer: Writer) -> None:
@@ -524,12 +545,12 @@ class QuicListener:
             self._at_work = {connection.host for connection in self.connections if connection.at_work}
         return self._at_work
 
-    def auth_failed(self, connection: QuicConnection, count: int) -> None:
+    def auth_failed(self, connection: QuicConnection, count: int, facts: dict[str, object]) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.host
         self.auth_failures += count
         self._failures.add(address, self.monotonic(), count)
-        self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
+        self._report("authentication_failed", facts)
         if self._failures.blocked(address, self.monotonic()):
             connection.shut(CODE_LIMIT, "too many failed authentications")
 
@@ -537,6 +558,8 @@ class QuicListener:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
+        self._ended_in += connection.bytes_in
+        self._ended_out += connection.bytes_out
         self._by_number.pop(connection.number, None)
         self._watched.discard(connection)
         address = connection.host
@@ -544,15 +567,13 @@ class QuicListener:
         if not self._addresses[address]:
             del self._addresses[address]
 
-    def closing(self, connection: QuicConnection, reason: str) -> None:
+    def closing(self, reason: str, facts: dict[str, object]) -> None:
         """We close a connection, or a stream of it: say why, once."""
         self.cut += 1
-        self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
-                                           "reason": reason})  # fmt: skip
+        self._report("connection_closed", {**facts, "reason": reason})
 
-    def stream_reset(self, connection: QuicConnection, reason: str) -> None:
-        self._report("stream_reset", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
-                                      "reason": reason})  # fmt: skip
+    def stream_reset(self, reason: str, facts: dict[str, object]) -> None:
+        self._report("stream_reset", {**facts, "reason": reason})
 
     def watch(self, connection: QuicConnection) -> None:
         if not connection.closing:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
+from quintet.net.connection import said_of
 from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
 from quintet.net.output import OutputBudget
 from quintet.net.quic.endpoint import Endpoint
@@ -33,7 +34,6 @@ class StreamListener(Protocol):
     output: OutputBudget
     loop: asyncio.AbstractEventLoop
     make_session: "Callable[[Stream], StreamSession]"
-    bytes_out: int
     stalls: int
 
     @property
@@ -55,6 +55,7 @@ class StreamConnection(Streams, Protocol):
     crowded: bool
     unsent: int
     kept: int
+    bytes_out: int
 
     @property
     def listener(self) -> StreamListener: ...
@@ -80,11 +81,11 @@ class StreamConnection(Streams, Protocol):
 
     def turn_facts(self) -> dict[str, object]: ...
 
-    def auth_failed(self, count: int) -> None: ...
+    def auth_failed(self, count: int, facts: dict[str, object]) -> None: ...
 
-    def report_closing(self, reason: str) -> None: ...
+    def report_closing(self, reason: str, facts: dict[str, object]) -> None: ...
 
-    def report_reset(self, reason: str) -> None: ...
+    def report_reset(self, reason: str, facts: dict[str, object]) -> None: ...
 
 
 class Writer:
@@ -105,6 +106,9 @@ class Writer:
         self._queued = 0  # in the endpoint, when it last said so
         self._flow = FlowControl()
         self._own_turn = False  # this turn belongs to it, and it has sent nothing in it yet
+
+    def turn_facts(self) -> dict[str, object]:
+        return {**self.connection.turn_facts(), "stream": self.number}
 
     def room(self) -> int:
         return 0 if self.connection.turns.over() and not self._own_turn else self._unsent_room()
@@ -150,7 +154,7 @@ class Writer:
         queued = listener.endpoint.send(self.connection.number, self.number, data, finish)
         if queued < 0:
             return  # STOPPED or CLOSED is among the events to come
-        listener.bytes_out += size
+        self.connection.bytes_out += size
         self._flow.added(size)
         self._count(queued)
         self.connection.account()
@@ -210,7 +214,7 @@ class Writer:
         pressed = self.connection.listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
         overdue = self._flow.overdue(monotonic, unsent, pressed)
         if overdue:
-            self.connection.report_reset(overdue)
+            self.connection.report_reset(overdue, self.turn_facts())
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
 
@@ -302,6 +306,14 @@ class Stream(Writer):
     @property
     def who(self) -> str | None:
         return self._session.principal_name if self._open else None
+
+    @property
+    def unanswered(self) -> int:
+        return self._session.unanswered if self._open else 0
+
+    @property
+    def paused(self) -> bool:
+        return self._flow.paused
 
     # -- from the peer ---------------------------------------------------------------------------------------------
 
@@ -399,7 +411,7 @@ class Stream(Writer):
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
         self._failures += failed
-        self.connection.auth_failed(failed)
+        self.connection.auth_failed(failed, self.turn_facts())
 
     def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
@@ -436,11 +448,7 @@ class Stream(Writer):
         return self.connection.turns.over()
 
     def turn_facts(self) -> dict[str, object]:
-        return {
-            **self.connection.turn_facts(),
-            "operation": getattr(self._session, "operation", ""),
-            "stream": self.number,
-        }
+        return {**super().turn_facts(), **said_of(self._session)}
 
     def _stall(self, step: int) -> None:
         """Back-pressure: not reading is all it takes."""
@@ -607,7 +615,7 @@ class Stream(Writer):
             self.connection.shut(self._session.close_code, reason)
             return
         if reason:  # empty: the peer closed, so there is nothing to report
-            self.connection.report_closing(reason)
+            self.connection.report_closing(reason, self.turn_facts())
         self.ending = True
         self._flow.parked = None
         self.connection.listener.touch(self)

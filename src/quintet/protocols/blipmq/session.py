@@ -78,7 +78,7 @@ class BlipSession:
     holding = False  # every frame is taken when it is whole: late answers wait in their slots
 
     __slots__ = (
-        "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
+        "_asked", "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
         "_polls", "_principal", "_replies", "_routes", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
@@ -120,6 +120,7 @@ class BlipSession:
         self._polls: list[tuple[Subscription, list[int], Slot]] = []  # of version 1, not answered yet
         self.making = False  # an answer whose bytes are claimed
         self._doing = 0
+        self._asked: int | bytes = 0  # the id of that request: as a number, or as the wire has it
         self.stopped = False
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -127,6 +128,13 @@ class BlipSession:
     @property
     def operation(self) -> str:
         return frames.NAMES.get(self._doing, "")
+
+    @property
+    def request(self) -> str:
+        """The correlation id of that request, of many publishes the first. ACKs and POLLs come many at once and have none."""
+        if self._doing in (frames.MALFORMED, frames.ACK, frames.POLL):
+            return ""
+        return str(self._asked if isinstance(self._asked, int) else int.from_bytes(self._asked, "big"))
 
     def receive(self, view: memoryview, now: int) -> int:
         position = 0
@@ -170,9 +178,11 @@ class BlipSession:
         for number, item in enumerate(items, 1):
             self._doing = item[0]
             if item[0] == frames.PUBLISH:
+                self._asked = item[4][:8]
                 self._publish(item)
             elif item[0] == frames.PING:
                 _, correlation_id, _ = item
+                self._asked = correlation_id
                 self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, correlation_id))
                 continue
             else:
@@ -246,6 +256,7 @@ class BlipSession:
             return position
         if frame is None:
             return position
+        self._doing, self._asked = frame.type, frame.correlation_id
         if frame.type == frames.HELLO:
             self._hello(frame)
         elif frame.type == frames.AUTH:
@@ -328,6 +339,7 @@ class BlipSession:
             self._act_on_frame(*item)
 
     def _act_on_frame(self, kind: int, correlation_id: int, payload: bytes) -> None:
+        self._asked = correlation_id
         if kind == frames.SUBSCRIBE:
             self._subscribe(correlation_id, payload)
         elif kind == frames.NACK and self._version >= frames.OURS:

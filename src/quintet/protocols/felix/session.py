@@ -24,6 +24,7 @@ from quintet.broker.topics.catalog import ANY, Topic
 from quintet.kernel.items import CacheEntry, FelixItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.model.client_address import REQUEST_CHARS_MAX, request_text
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, message_of
 from quintet.model.keys import fnv1a
 from quintet.protocols import records
@@ -71,7 +72,7 @@ class FelixSession(ConsumerRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_deadline", "_epoch", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_state", "_targets", "_tenant",
+        "_deadline", "_epoch", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_request", "_state", "_targets", "_tenant",
         "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
@@ -115,9 +116,15 @@ class FelixSession(ConsumerRequests):
         self._leaving: str | None = None
         self._left: list[FelixItem] | None = None  # requests for a later turn; their bytes are consumed
         self.operation = ""
+        self._request: Id = None  # of that request
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
 
     # -- the contract ----------------------------------------------------------------------------------------------
+
+    @property
+    def request(self) -> str:
+        """The request_id of the request that was acted on last, of a batch -1 if it has none."""
+        return "" if self._request == -1 else request_text(self._request)
 
     @property
     def holding(self) -> bool:
@@ -350,6 +357,7 @@ class FelixSession(ConsumerRequests):
         self.operation = "binary batch"
         if item[0] == frames.BATCH_ITEM:
             _, target, batch, count, request_id, _, *key = item
+            self._request = request_id
             answer = _Publish(request_id, True) if request_id >= 0 else None
             self._publish(target, batch, count, answer, key=key[0] if key else None)
         elif item[0] == frames.JSON_ITEM:
@@ -357,6 +365,7 @@ class FelixSession(ConsumerRequests):
             self._json(payload, now)
         elif item[0] == frames.MALFORMED_ITEM:
             _, number, request_id = item
+            self._request = request_id
             self._refuse_batch(errors.MALFORMED[number], frames.BATCH, request_id)
         elif item[0] == frames.FLAGS_ITEM:
             _, flags, request_id = item
@@ -428,6 +437,7 @@ class FelixSession(ConsumerRequests):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
             self.operation = str(ask.__struct_config__.tag)
+            self._request = request_id[:REQUEST_CHARS_MAX] if isinstance(request_id, str) else request_id
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
             request_id = codec.id_of(payload) if request_id is None else request_id

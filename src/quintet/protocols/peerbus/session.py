@@ -25,6 +25,7 @@ from quintet.broker.identity.access import Principal
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
+from quintet.model.client_address import REQUEST_CHARS_MAX, request_text
 from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError, message_of
 from quintet.protocols.base import FLOWING, WAIT, SessionConnection
 from quintet.protocols.peerbus import codec, errors, frames
@@ -51,7 +52,7 @@ class PeerSession:
     """See the table above. `sink` is the connection; `framed`: objects are lines."""
 
     __slots__ = (
-        "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
+        "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_id", "_identity", "_mailbox", "_out", "_peer",
         "_pending", "_principal", "_said", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
         "operation", "principal_name", "stopped",
     )  # fmt: skip
@@ -88,6 +89,7 @@ class PeerSession:
         self._said = 0  # bytes of answers to `peers` in this read
         self.stopped = False
         self.operation = ""
+        self._id = ""  # of that request, its beginning
         self._acked: list[int] | None = None  # places acknowledged in this read
         self._targets: dict[str, Mailbox] | None = None
 
@@ -96,6 +98,11 @@ class PeerSession:
     @property
     def holding(self) -> bool:
         return self._state is BINDING or (self._asked > 0 and self._asked * len(self._listing()) > REPLIES_BYTES_MAX)
+
+    @property
+    def request(self) -> str:
+        """The id of the object that was acted on last."""
+        return request_text(self._id)
 
     @property
     def enough(self) -> bool:
@@ -230,8 +237,9 @@ class PeerSession:
             if self._state is FRESH:
                 self.close(errors.MALFORMED)
             else:
-                self._broker.peers.drop("bad_envelope", self._mailbox, message_of(error))
+                self._broker.peers.drop("bad_envelope", self._mailbox, message_of(error), self._peer)
             return
+        self._id = frame.id[:REQUEST_CHARS_MAX] if isinstance(frame.id, str) else ""
         self.operation = "envelope" if frame.type is UNSET or frame.type not in frames.CONTROL else frame.type or ""
         if self._state is FRESH:
             self._register(frame)
@@ -331,17 +339,19 @@ class PeerSession:
             codec.check_envelope(frame, data)
             headers = headers_of(frame)
         except QuintetError as error:
-            peers.drop("bad_envelope", sender, message_of(error))
+            peers.drop("bad_envelope", sender, message_of(error), self._peer, self.request)
             return
         # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
         # With its deliver frame around it, it is no larger than what a peer may be sent.
         fits = len(data) <= self._frame_bytes_max - frames.DELIVER_BYTES_MAX
         well_formed = codec.is_id(id) and to and frame.protocol_version == frames.VERSION
         if not fits or not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
-            peers.drop("bad_envelope", sender, self._fault(id, to, frame, len(data), fits))
+            why = self._fault(id, to, frame, len(data), fits)
+            peers.drop("bad_envelope", sender, why, self._peer, self.request)
             return
         if is_reserved(id, frame.source or ""):
-            peers.drop("reserved", sender, f"id {id!r} or source {frame.source!r} is one that only the broker gives")
+            why = f"id {id!r} or source {frame.source!r} is one that only the broker gives"
+            peers.drop("reserved", sender, why, self._peer, self.request)
             return
         recipient = None if everyone else self._target(to)
         if recipient is None and not everyone:
