@@ -19,7 +19,7 @@ from quintet.net.doors import OpenDoors
 from quintet.net.listener import Listener
 from quintet.net.output import OutputBudget
 from quintet.net.quic.listener import QuicListener
-from quintet.net.turns import BOUNDS_S, Turns
+from quintet.net.turns import CELLS, Turns
 from quintet.protocols.door import Development
 from quintet.protocols.doors import DOORS, Doors
 
@@ -309,7 +309,7 @@ def _per_door(
 
 def _latency_families(server: RunningServer) -> list[Family]:
     turns = server.turns
-    loop = Histogram(BOUNDS_S)
+    loop = Histogram(CELLS)
     loop.counts, loop.seconds = turns.counts, turns.seconds
     requests = [
         ({"door": door, "operation": operation}, found)

@@ -12,7 +12,7 @@ from quintet.net import turns
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
-from quintet.net.turns import BOUNDS_S, SLOW_S, Turns
+from quintet.net.turns import CELLS, SLOW_S, Turns
 
 GREEDY_FRAMES = 60
 FRAME_S = 0.001
@@ -126,7 +126,7 @@ async def test_a_slow_turn_is_counted_and_logged_with_what_it_was_for() -> None:
         writer.write(b".!")
         assert await reader.readexactly(2) == b".!"
         writer.close()
-        assert sum(listener.turns.counts[BOUNDS_S.index(SLOW_S) + 1 :]) == 1
+        assert sum(listener.turns.counts[CELLS.edges.index(SLOW_S) + 1 :]) == 1
         assert listener.turns.worst > SLOW_S
 
     await serve(use, lambda event, fields: told.append(fields) if event == "slow_turn" else None)

@@ -31,7 +31,7 @@ def create_api() -> FastAPI:
 
     @app.get("/metrics", response_class=Response)
     async def figures(accept: Annotated[str, Header()] = "") -> Response:
-        """Prometheus text format, or OpenMetrics if asked for."""
+        """Prometheus text format; OpenMetrics, or protobuf with native histograms, if asked for."""
         _elsewhere(accept)
 
     return app

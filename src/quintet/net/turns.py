@@ -25,6 +25,7 @@ from time import perf_counter, thread_time
 from typing import Final, Protocol
 
 from quintet.model import limits
+from quintet.model.histogram import Cells
 from quintet.net.latencies import Latencies
 
 TURN_S: Final = limits.TURN_US / 1e6
@@ -33,7 +34,7 @@ SLOW_S: Final = 0.05  # of processor time: a turn above it is logged
 MARK_S: Final = 0.001  # how old the last look at the processor's clock may be when a turn begins
 LONE_READS: Final = 16  # after a pass with one read so many are taken to be alone, then a pass is counted again
 SETTLE_ROUNDS: Final = 6  # append, seal, write, tell the watchers, deliver: what a request brings about
-BOUNDS_S: Final = (SHORT_S, 0.002, 0.005, 0.01, 0.02, SLOW_S, 0.1, 0.2, 0.5, 1.0)
+CELLS: Final = Cells((SHORT_S, 0.002, 0.005, 0.01, 0.02, SLOW_S, 0.1, 0.2, 0.5, 1.0), shortest=SHORT_S)
 
 Report = Callable[[str, dict[str, object]], None]
 
@@ -74,7 +75,7 @@ class Turns:
         self.last: Told | None = None  # the connection that something was done for most recently, in this turn
         self.begun = 0  # turns so far
         self.connection_ids = count(1)  # of all doors: no two connections of one start have the same
-        self.counts = [0] * (len(BOUNDS_S) + 1)  # turns up to each bound, and above the last
+        self.counts = [0] * len(CELLS)  # turns in each cell; the first has all short ones
         self.seconds = 0.0
         self.worst = 0.0
         self.latencies = Latencies()
@@ -111,7 +112,7 @@ class Turns:
             self.seconds += took
             return
         took = min(took, thread_time() - self._mark)
-        self.counts[bisect_left(BOUNDS_S, took)] += 1
+        self.counts[bisect_left(CELLS.edges, took)] += 1
         self.seconds += took
         self.worst = max(self.worst, took)
         if took > SLOW_S and self._report is not None:
