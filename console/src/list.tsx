@@ -20,6 +20,8 @@ export interface Column<T> {
 
 const ROW = 34;
 const PAGE = 100;
+const GAP = 10; // between columns, as app.css has it
+const NARROW = 90; // a column that names no width
 
 interface LongListOf<T> {
   path: string;
@@ -95,7 +97,9 @@ function RowsInSight<T>({ path, fields, columns, sort, down, onSort, label, empt
     return () => clearTimeout(wait);
   }, [missing, of]);
 
-  const grid = { gridTemplateColumns: columns.map((column) => column.width ?? "1fr").join(" ") };
+  // On a narrow screen head and rows move sideways together: no column becomes narrower than it says.
+  const minWidth = `${columns.reduce((sum, column) => sum + GAP + Number(/(\d+)px/.exec(column.width ?? "")?.[1] ?? NARROW), 2 * GAP)}px`;
+  const grid = { gridTemplateColumns: columns.map((column) => column.width ?? `minmax(${NARROW}px, 1fr)`).join(" "), minWidth };
   if (error) return <Failure error={error} />;
   return (
     <div class="list">
@@ -125,7 +129,7 @@ function RowsInSight<T>({ path, fields, columns, sort, down, onSort, label, empt
           </div>
         </div>
       ) : null}
-      <div ref={scroller} class="rows" role="rowgroup" tabindex={0} aria-label={`${label}, rows`} hidden={total === 0}>
+      <div ref={scroller} class="rows" role="rowgroup" tabindex={0} aria-label={`${label}, rows`} hidden={total === 0} style={{ minWidth }}>
         <div style={{ height: `${list.getTotalSize()}px` }} role="presentation">
           {items.map((item) => {
             const row = pages.current.get(Math.floor(item.index / PAGE))?.[item.index % PAGE];

@@ -142,6 +142,23 @@ def test_all_pages_of_the_menu_are_looked_at(windows: dict[str, Window]) -> None
     assert set(links) == {path.partition("?")[0] for path, _ in PAGES} - {"/topic", "/message", "/group"}
 
 
+PHONE = {"width": 390, "height": 800}
+WIDER = "document.documentElement.scrollWidth - innerWidth"
+
+
+def test_on_a_phone_no_page_is_wider_than_the_screen(chromium: Any, filled: str) -> None:
+    window = Window(chromium, filled, "light").log_in()
+    window.page.set_viewport_size(PHONE)
+    wider = {}
+    for path, wait in PAGES:
+        window.led_to(path, wait)
+        wider[path] = window.page.evaluate(WIDER)
+    assert not any(wider.values()), {path: pixels for path, pixels in wider.items() if pixels}
+    window.page.evaluate("document.querySelector('main').style.width = '600px'")
+    assert window.page.evaluate(WIDER) > 0, "the control: a page that is too wide is noticed"
+    window.context.close()
+
+
 def test_hostile_payloads_stay_text(windows: dict[str, Window]) -> None:
     window = windows["light"]
     window.said.clear()

@@ -49,17 +49,17 @@ function Backlog({ row }: { row: Connection }) {
 }
 
 const CONNECTIONS: Column<Connection>[] = [
-  { name: "age", title: "No.", width: "64px", number: true, sort: true, show: (row) => row.id },
-  { name: "who", title: "Who", width: "minmax(120px, 2fr)", sort: true, show: (row) => (row.who ? <Text of={row.who} /> : <span class="quiet">not logged in</span>) },
-  { name: "door", title: "Door", width: "100px", sort: true, show: (row) => row.door },
+  { name: "age", title: "No.", width: "52px", number: true, sort: true, show: (row) => row.id },
+  { name: "who", title: "Who", width: "minmax(100px, 2fr)", sort: true, show: (row) => (row.who ? <Text of={row.who} /> : <span class="quiet">not logged in</span>) },
+  { name: "door", title: "Door", width: "88px", sort: true, show: (row) => row.door },
   { name: "peer", title: "Address", width: "minmax(150px, 1fr)", sort: true, show: (row) => <span class="mono">{row.peer}</span> },
-  { name: "since", title: "Since", width: "80px", show: (row) => <span title={time(row.since_ms * 1000)}>{duration(row.seconds * 1e6)}</span> },
-  { name: "idle", title: "Idle", width: "80px", sort: true, show: (row) => (row.idle_seconds < 3 ? "active" : <span class="quiet">{duration(row.idle_seconds * 1e6)}</span>) },
-  { name: "in", title: "In", width: "100px", number: true, sort: true, show: (row) => <PerSecond of={row.rate_in} all={row.bytes_in} /> },
-  { name: "out", title: "Out", width: "100px", number: true, sort: true, show: (row) => <PerSecond of={row.rate_out} all={row.bytes_out} /> },
-  { name: "unsent", title: "Backlog", width: "90px", number: true, sort: true, show: (row) => <Backlog row={row} /> },
-  { name: "tls", title: "TLS", width: "80px", show: (row) => (row.tls ? <span title={row.cipher || "the QUIC library does not say with which cipher"}>{row.tls.replace("TLSv", "")}</span> : <span class="quiet">none</span>) },
-  { name: "end", title: "End it", width: "130px", show: (row) => <Sure label="End" really="Really end it" run={() => post("/api/connection/kick", { door: row.door, peer: row.peer })} done={`the connection of ${row.peer} was ended`} /> },
+  { name: "since", title: "For", width: "58px", show: (row) => <span title={time(row.since_ms * 1000)}>{duration(row.seconds * 1e6)}</span> },
+  { name: "idle", title: "Idle", width: "58px", sort: true, show: (row) => (row.idle_seconds < 3 ? "active" : <span class="quiet">{duration(row.idle_seconds * 1e6)}</span>) },
+  { name: "in", title: "In", width: "92px", number: true, sort: true, show: (row) => <PerSecond of={row.rate_in} all={row.bytes_in} /> },
+  { name: "out", title: "Out", width: "92px", number: true, sort: true, show: (row) => <PerSecond of={row.rate_out} all={row.bytes_out} /> },
+  { name: "unsent", title: "Backlog", width: "84px", number: true, sort: true, show: (row) => <Backlog row={row} /> },
+  { name: "tls", title: "TLS", width: "46px", show: (row) => (row.tls ? <span title={row.cipher || "the QUIC library does not say with which cipher"}>{row.tls.replace("TLSv", "")}</span> : <span class="quiet">none</span>) },
+  { name: "end", title: "End it", width: "112px", show: (row) => <Sure label="End" really="Really end it" run={() => post("/api/connection/kick", { door: row.door, peer: row.peer })} done={`the connection of ${row.peer} was ended`} /> },
 ];
 
 const DOORS: Column<Door>[] = [
@@ -80,7 +80,7 @@ export function Connections() {
   const { data } = useLive<{ doors: Door[] }>("/api/connections", { limit: 1 });
   return (
     <>
-      <Bar title="Connections" filter="Part of a name, door, address or number" label="Filter connections" />
+      <Bar title="Connections" filter="Name, door, address or number" label="Filter connections" />
       {data ? <Table label="Doors" rows={data.doors} columns={DOORS} id={(row) => row.door} /> : null}
       <LongList
         path="/api/connections"
