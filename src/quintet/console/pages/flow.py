@@ -8,7 +8,7 @@ from quintet.broker.slices import Steps
 from quintet.broker.topics.catalog import Topic
 from quintet.console.call import Call, Operation
 from quintet.console.pages.topics import producers, readers
-from quintet.console.paging import folded, has
+from quintet.console.paging import arranged, folded, has
 from quintet.console.sampler import TopicFigures
 
 TOPICS_MAX: Final = 60  # drawn: the busiest first
@@ -39,7 +39,7 @@ def _chosen(call: Call, ask: Ask) -> Steps[tuple[list[Topic], int]]:
         words = (topic.name, *known.producers, *groups, *(s.owner for s in topic.subscriptions))
         if has(wanted, words):
             found.append(((used, known.rate, known.published), topic))
-    found.sort(key=lambda pair: (pair[0], pair[1].name), reverse=True)
+    found = yield from arranged(found, lambda pair: (pair[0], pair[1].name), down=True)
     return [topic for _, topic in found[:TOPICS_MAX]], len(found)
 
 

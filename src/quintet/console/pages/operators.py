@@ -10,7 +10,7 @@ from quintet.broker.slices import Steps
 from quintet.console.call import Call, Operation
 from quintet.console.connections import AnyConnection, Moved, everyone
 from quintet.console.pages.verifying import verify
-from quintet.console.paging import PAGE_DEFAULT, List, Row, folded, has, listed, page
+from quintet.console.paging import PAGE_DEFAULT, List, Row, arranged, folded, has, listed, page
 from quintet.console.wire import Empty
 from quintet.model.errors import BadRequest, UnknownSubscription
 
@@ -84,10 +84,9 @@ async def _connections(call: Call, ask: Connections) -> object:
                 if has(wanted, (name, each.peer, each.who or "", str(each.id))):
                     found.append((_key(call, ask.sort, name, each), each.id, name, each))
                 yield
-        return found
+        return (yield from arranged(found, lambda one: one[:2], down=ask.down))
 
     found = await call.sliced(steps())
-    found.sort(key=lambda one: one[:2], reverse=ask.down)
     rows = [_row(call, name, one) for _, _, name, one in found[first:last]]
     rates = call.console.sampler.connections.doors
     doors = [

@@ -8,7 +8,7 @@ from quintet.broker.consumers.group import GroupInfo
 from quintet.broker.slices import Steps
 from quintet.broker.topics import reads
 from quintet.console.call import Call, Operation
-from quintet.console.paging import List, folded, has, page
+from quintet.console.paging import List, arranged, folded, has, page
 from quintet.console.sampler import ReaderFigures
 from quintet.model.errors import BadRequest
 from quintet.model.tasks import gather
@@ -84,8 +84,7 @@ def _seen(call: Call, ask: Readers) -> Steps[list[dict[str, object]]]:
         "lag": lambda row: -int(row["lag"]),
         "rate": lambda row: -row["rate"],
     }
-    found.sort(key=keys[ask.sort])
-    return found[::-1] if ask.down else found
+    return (yield from arranged(found, keys[ask.sort], down=ask.down))
 
 
 def _group_row(info: GroupInfo) -> dict[str, object]:

@@ -8,7 +8,7 @@ import msgspec
 from quintet.broker.slices import Steps
 from quintet.broker.topics.catalog import Topic
 from quintet.console.call import Call, Operation
-from quintet.console.paging import PAGE_MAX, List, folded, has, page
+from quintet.console.paging import PAGE_MAX, List, arranged, folded, has, page
 from quintet.console.sampler import TopicFigures
 from quintet.model.errors import BadRequest
 from quintet.model.tasks import Promise
@@ -70,10 +70,10 @@ def lag_of(call: Call, name: str) -> int:
     return max((known[place].lag for place in places if place in known), default=0)
 
 
-def _names(call: Call, ask: Topics) -> Steps[list[str]]:
+def _names(call: Call, ask: Topics) -> Steps[list[tuple[float, str]]]:
     wanted = folded(ask.filter)
     figures, sort = call.console.sampler.topics, ask.sort
-    found: list[tuple[float, str]] = []
+    found: list[tuple[float, str]] = []  # the largest figures first, then by name
     for topic in call.broker.topics.all():
         name = topic.name
         if has(wanted, (name,)) and (not ask.dead or call.broker.dead.is_dead(name)) and call.may_see(name):
@@ -89,18 +89,14 @@ def _names(call: Call, ask: Topics) -> Steps[list[str]]:
                 key = len(topic.partitions)
             elif sort == "lag":
                 key = lag_of(call, name)
-            found.append((key, name))
+            found.append((-key, name))
         yield
-    found.sort(key=lambda pair: pair[1])
-    if sort != "name":
-        found.sort(key=lambda pair: -pair[0])
-    names = [name for _, name in found]
-    return names[::-1] if ask.down else names
+    return (yield from arranged(found, lambda pair: pair, down=ask.down))
 
 
 async def _list(call: Call, ask: Topics) -> object:
     first, last = page(ask.skip, ask.limit)
-    lists: dict[object, tuple[float, list[str]]] = call.console.kept.setdefault("lists", {})
+    lists: dict[object, tuple[float, list[tuple[float, str]]]] = call.console.kept.setdefault("lists", {})
     seconds = call.broker.scheduler.monotonic() / 1e6
     place = (
         call.principal,
@@ -120,7 +116,9 @@ async def _list(call: Call, ask: Topics) -> object:
             del lists[next(iter(lists))]
     names = kept[1]
     rows = [
-        _row(call, topic) for name in names[first:last] if (topic := call.broker.topics.get(name.encode())) is not None
+        _row(call, topic)
+        for _, name in names[first:last]
+        if (topic := call.broker.topics.get(name.encode())) is not None
     ]
     return {"total": len(names), "skip": first, "rows": rows}
 
