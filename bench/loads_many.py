@@ -44,7 +44,7 @@ def _state(side: Side) -> State:
     )
 
 
-def _stop(side: Side) -> None:
+def stop(side: Side) -> None:
     """Stop it cleanly, however long that takes: what starts next must not be a recovery."""
     side.server.process.send_signal(signal.SIGTERM)
     try:
@@ -98,7 +98,7 @@ def _many(bench: Bench, topics: int, empty: State) -> None:
     with bench.fresh("many", SETTINGS, door="flymq") as side:
         made_s, put_s = fill(side, topics, MANY_BYTES)
         held = _state(side)
-        _stop(side)
+        stop(side)
     bench.add(Comparison(f"{name}, to make one", "us", [Figure(OURS, [made_s / topics * 1e6])], "lower"))
     bench.add(Comparison(f"{name}, first message of each", "us", [Figure(OURS, [put_s / topics * 1e6])], "lower"))
     start, disk, memory, files = (Figure(OURS) for _ in range(4))
@@ -106,7 +106,7 @@ def _many(bench: Bench, topics: int, empty: State) -> None:
         with bench.fresh("many", SETTINGS, START_WITHIN_S, door="flymq") as side:
             start.values.append(side.server.ready_s)
             again = _state(side)
-            _stop(side)
+            stop(side)
         disk.values.append((again.disk - empty.disk) / topics - MANY_BYTES)
         memory.values.append((again.memory - empty.memory) / topics)
         files.values.append(again.files - empty.files)

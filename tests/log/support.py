@@ -53,7 +53,8 @@ class Harness:
             **self.options,
         )
         self.log.recover()
-        if self.journal:  # there from the start, not only from the second append on
+        if self.journal:  # there from the start, not only from the second append on; and it grows in small steps
+            self.log._shared.committer.first_bytes = max(self.journal // 4, 1024)
             self.log._shared.committer.prepare()
             self.scheduler.run_until_idle()
 

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from quintet.log.base import TopicSpec
+from quintet.log.embedded.partitions.commit import SHRINK_US
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model import limits
 from quintet.model.errors import StorageError
@@ -56,7 +57,7 @@ def workload(disk: SimDisk, story: Story, rng: Random, journal: int = 0) -> None
             acked.update(base for base, error in harness.acks[mark:] if error is None)
             story.started[spec.id] = partition.start
         if step % 5 == 4:
-            harness.tick()
+            harness.tick(2 * SHRINK_US if step == 14 else 1_000_000)  # long enough that the journal becomes short again
             if step % 10 == 9:
                 partition = partitions[TABLE.id]
                 assert isinstance(partition, FilePartition)

@@ -9,12 +9,14 @@ import errno
 import os
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.inspect import Summary, dump, verify
+from quintet.log.embedded.partitions.commit import SHRINK_US
 from quintet.log.embedded.partitions.partition import STAGE_EARLY_BYTES, FilePartition
 from quintet.log.embedded.recovery import journal
 from quintet.model.errors import DataDirError, PartitionFailed, StorageFull
@@ -474,3 +476,94 @@ def test_power_cuts_lose_nothing_and_an_unsynced_journal_is_caught(kind: type[Si
         many.restart()
         caught += many.readable() != many.sent
     assert caught == 0 if kind is SimDisk else caught >= 10
+
+
+def length_of_files(many: Many) -> list[int]:
+    return [len(many.sim.snapshot().get(f"/data/{name}") or b"") for name in journal.NAMES]
+
+
+def test_a_file_grows_with_its_records_and_the_other_is_made_late() -> None:
+    many = Many(journal_bytes=1 << 18)
+    committer = many.harness.log._shared.committer
+    first = committer.first_bytes
+    assert length_of_files(many) == [first, 0]
+    while (file := committer._files[0]).position < committer.bytes // 2:
+        assert many.round() == [None] * PARTITIONS
+        length, other = length_of_files(many)
+        assert file.position <= length == file.allocated <= file.position + 2 * journal.growth(length, first)
+        assert other == (first if file.position > committer.bytes // 2 else 0)
+    while committer._files[0].state == "active":
+        assert many.round() == [None] * PARTITIONS
+    assert length_of_files(many)[0] <= committer.bytes
+    assert many.round() == [None] * PARTITIONS
+    many.sim.crash(Random(1))
+    many.restart()
+    assert many.readable() == many.sent
+
+
+def test_a_journal_that_nobody_uses_gives_its_space_back() -> None:
+    many = Many(journal_bytes=1 << 18)
+    committer = many.harness.log._shared.committer
+    for _ in range(60):
+        assert many.round() == [None] * PARTITIONS
+    assert length_of_files(many)[0] > committer.first_bytes
+    many.harness.tick(SHRINK_US // 2)
+    assert length_of_files(many)[0] > committer.first_bytes
+    for _ in range(3):
+        many.harness.tick(SHRINK_US)
+    assert length_of_files(many) == [committer.first_bytes, 0]
+    assert committer._files[0].needed == {}
+    records = many.records()
+    assert many.round() == [None] * PARTITIONS
+    assert many.records() == records + 1  # it is ready for the next one
+    many.sim.crash(Random(2))
+    many.restart()
+    assert many.readable() == many.sent
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+def test_no_record_is_written_where_zeros_are_being_written(sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: a file that does not know that it grows takes a record, and the zeros come after it."""
+    many = Many(journal_bytes=1 << 18)
+    file = many.harness.log._shared.committer._files[0]
+    scheduler = many.harness.scheduler
+    begun: list[tuple[Any, Any]] = []
+    offload = scheduler.offload
+
+    def keep_growth(work: Any, done: Any) -> None:
+        growth = getattr(work, "func", None) is journal.grow
+        (begun.append if growth else lambda job: offload(*job))((work, done))
+
+    monkeypatch.setattr(scheduler, "offload", keep_growth)
+    for _ in range(200):
+        many.round()
+        if begun:
+            break
+    allocated = file.allocated
+    for _ in range(12):
+        file.growing = not sabotaged
+        many.round(900)
+        assert sabotaged or file.position <= allocated
+    assert sabotaged or many.harness.log._shared.committer._held
+    monkeypatch.undo()
+    scheduler.jobs.extend(begun)
+    scheduler.run_until_idle()
+    assert not many.harness.log._shared.committer._held
+    assert many.round() == [None] * PARTITIONS
+    many.sim.crash(Random(4))
+    many.restart()
+    assert (many.readable() == many.sent) != sabotaged
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_a_file_that_cannot_grow_costs_nobody_an_append(code: int, goes_on: bool) -> None:
+    many = Many(journal_bytes=1 << 18)
+    many.round()
+    many.sim.fail("zero", 1, code)
+    for _ in range(60):
+        assert many.round() == [None] * PARTITIONS
+    assert ("journal_failed" in many.harness.kinds()) != goes_on
+    assert (many.records() > 40) == goes_on
+    many.sim.crash(Random(5))
+    many.restart()
+    assert many.readable() == many.sent

@@ -9,6 +9,9 @@ the next one.
                        ^         |                  |          |           |
                        +--fails--+                  +----------+-----------+---fails---> broken
 
+A file begins small and grows ahead of its records; one that was not used for a while gives its space back. While zeros are
+written behind `allocated`, no record goes there.
+
 A partition's mark never moves because of the journal, only when its own segment was synced. After an error of the journal
 it is not used again until a restart: everybody in that record fails, nobody else does. Only a record that was refused for
 want of space, and could be cut off again, is no such error.
@@ -34,15 +37,17 @@ CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB w
 CLEAN_PARTITIONS: Final = 64  # synced by one background job
 CLEAN_LOOKED_AT_MAX: Final = 1024  # partitions looked at to find those
 RETRY_US: Final = 10_000_000  # how long after a failure making a file is tried again
-FREE_SHARE: Final = 4  # a file is made only where this many times its size is free
+FREE_SHARE: Final = 4  # a file is made only where this many times its full size is free
+SHRINK_US: Final = 10_000_000  # after which a journal without a record is as small as a new one
 
 State = Literal["absent", "making", "fresh", "active", "retired", "renewing", "broken"]
 
 
 class _File:
-    """One of the two journal files. `needed`: up to which offset a partition must be synced before it is used again."""
+    """One of the two journal files. `needed`: up to which offset a partition must be synced before it is used again.
+    `allocated`: it is filled with zeros or records up to here; `growing`: more is being filled."""
 
-    __slots__ = ("handle", "life", "name", "needed", "number", "position", "state")
+    __slots__ = ("allocated", "growing", "handle", "life", "name", "needed", "number", "position", "state")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,6 +55,8 @@ class _File:
         self.handle = -1
         self.life = journal.Life(0, 0)
         self.position = journal.FIRST_RECORD
+        self.allocated = 0
+        self.growing = False
         self.number = 0
         self.needed: dict[Committable, int] = {}
 
@@ -58,8 +65,8 @@ class Committer:
     """One per engine. `arm` what is to be staged at the end of the turn; a partition `offer`s itself when it is staged."""
 
     __slots__ = (
-        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_ready", "_report", "_scheduled",
-        "_scheduler", "_stopped", "_writing", "bytes", "directory", "flights", "records", "threshold",
+        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_ready", "_report", "_scheduled",
+        "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "records", "threshold",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Callable[[str, dict[str, object]], None]) -> None:
@@ -69,6 +76,7 @@ class Committer:
         self.directory = ""
         self.threshold = THRESHOLD_PARTITIONS
         self.bytes = journal.JOURNAL_BYTES
+        self.first_bytes = journal.FIRST_BYTES
         self.flights = 0  # partitions on the direct way
         self.records = 0
         self._armed: list[Callable[[], None]] = []
@@ -76,7 +84,9 @@ class Committer:
         self._files = [_File(name) for name in journal.NAMES]
         self._generation = 0
         self._asked = -RETRY_US
+        self._used = 0  # when the last record was written
         self._scheduled = self._writing = self._cleaning = self._stopped = False
+        self._held = False  # a record waits until its file has grown
         self._closed: Callable[[], None] | None = None
 
     # -- the end of a turn ---------------------------------------------------------------------------------------------
@@ -106,7 +116,7 @@ class Committer:
 
     def pump(self) -> None:
         """Start what can be started now."""
-        if self._writing or not self._ready:
+        if self._writing or self._held or not self._ready:
             return
         ready, self._ready = self._ready, []
         if len(ready) + self.flights >= self.threshold:
@@ -134,9 +144,14 @@ class Committer:
             if size >= journal.RECORD_BYTES_MAX - 2 * CHUNK_BYTES_MAX:
                 self._ready = ready[number + 1 :] + self._ready
                 break
-        file = self._file_for(journal.record_bytes(len(chosen), size)) if chosen else None
+        size = journal.record_bytes(len(chosen), size)
+        file = self._file_for(size) if chosen else None
         if file is None:
             return [*direct, *(partition for partition, _ in chosen)]
+        if file.growing and file.position + size > file.allocated:
+            self._held = True
+            self._ready = [*(partition for partition, _ in chosen), *self._ready]
+            return direct
         self._write(file, chosen)
         return direct
 
@@ -147,11 +162,11 @@ class Committer:
             return active
         fresh = next((file for file in self._files if file.state == "fresh"), None)
         if fresh is None or fresh.position + size > self.bytes:
+            self.prepare()
             return None
         if active is not None:
             active.state = "retired"
         fresh.state = "active"
-        self.prepare()
         self._clean()
         return fresh
 
@@ -187,12 +202,14 @@ class Committer:
             position, number = file.position, file.number
             record = journal.pack_record(file.life, number, places, buffers)
             file.position += journal.aligned(len(record))
+            file.allocated = max(file.allocated, file.position)
             file.number += 1
             size += len(record)
             self._scheduler.write(
                 DurableWrite(self._disk, file.handle, [record], position, size, waiters, before),
                 partial(self._recorded, file, position, taken),
             )
+            self._look_ahead(file)
         if refused:
             call_each(self._scheduler, refused)
 
@@ -264,19 +281,48 @@ class Committer:
             return
         absent.state = "making"
         self._generation += 1
-        work = partial(journal.make, self._disk, self.directory, absent.name, self.bytes, self._generation)
-        self._scheduler.offload(work, partial(self._made, absent, "absent"))
+        size = min(self.first_bytes, self.bytes)
+        work = partial(journal.make, self._disk, self.directory, absent.name, size, self._generation)
+        self._scheduler.offload(work, partial(self._made, absent, "absent", size))
 
     def _busy(self) -> bool:
-        return any(file.state in ("making", "renewing") for file in self._files)
+        return any(file.growing or file.state in ("making", "renewing") for file in self._files)
 
     def _renew(self, file: _File) -> None:
         file.state = "renewing"
         self._generation += 1
-        work = partial(journal.renew, self._disk, file.handle, self._generation)
-        self._scheduler.offload(work, partial(self._made, file, "broken"))
+        size = min(self.first_bytes, file.allocated) if self._is_unused() and not file.growing else None
+        work = partial(journal.renew, self._disk, file.handle, self._generation, size)
+        self._scheduler.offload(work, partial(self._made, file, "broken", file.allocated if size is None else size))
 
-    def _made(self, file: _File, otherwise: State, result: tuple[int, journal.Life] | BaseException) -> None:
+    def _look_ahead(self, file: _File) -> None:
+        """What the records behind this one need: more of the file, and the other file when this one is half full."""
+        self._used = monotonic = self._scheduler.monotonic()
+        if file.position > self.bytes // 2:
+            self.prepare()
+        step = journal.growth(file.allocated, self.first_bytes)
+        target = min(file.allocated + step, self.bytes)
+        if file.growing or file.allocated - file.position >= step // 2 or target <= file.allocated:
+            return
+        if self._stopped or monotonic - self._asked < RETRY_US:
+            return
+        file.growing = True
+        work = partial(journal.grow, self._disk, f"{self.directory}/{file.name}", file.allocated, target)
+        self._scheduler.offload(work, partial(self._grown, file, target))
+
+    def _grown(self, file: _File, target: int, result: bool | BaseException) -> None:
+        file.growing = self._held = False
+        if isinstance(result, BaseException):
+            self._fail(file, result)
+        elif result:
+            file.allocated = max(file.allocated, target)
+        else:
+            self._asked = self._scheduler.monotonic()  # records make the file longer themselves, or are refused
+        if self._closed is not None and not self._busy():
+            self._remove()
+        self.pump()
+
+    def _made(self, file: _File, otherwise: State, size: int, result: tuple[int, journal.Life] | BaseException) -> None:
         if isinstance(result, BaseException):
             self._asked = self._scheduler.monotonic()
             file.state = otherwise
@@ -287,8 +333,9 @@ class Committer:
         else:
             file.handle, file.life = result
             file.position, file.number = journal.FIRST_RECORD, 0
+            file.allocated = size
             file.state = "fresh"
-        if self._closed is not None:
+        if self._closed is not None and not self._busy():
             self._remove()
 
     def _fail(self, file: _File, error: BaseException) -> None:
@@ -302,6 +349,25 @@ class Committer:
     def maintain(self) -> None:
         """About every 100 ms."""
         self._clean()
+        self._shrink()
+
+    def _is_unused(self) -> bool:
+        return self._scheduler.monotonic() - self._used >= SHRINK_US
+
+    def _shrink(self) -> None:
+        """A journal that nobody needs any more gives its space back: what it stands for is synced, then it begins anew."""
+        if self._stopped or self._writing or self._busy() or not self._is_unused():
+            return
+        for file, other in (self._files, self._files[::-1]):
+            if file.allocated <= self.first_bytes:
+                continue
+            if file.state == "fresh":
+                self._renew(file)
+                return
+            if file.state == "active" and other.state in ("fresh", "absent"):
+                file.state = "retired"
+                self._clean()
+                return
 
     def _clean(self) -> None:
         """Sync some of the partitions that a full journal file still stands for; when there are none left, it is fresh."""

@@ -27,7 +27,10 @@ from quintet.model import limits
 NAMES: Final = ("journal.a", "journal.b")
 DAMAGED: Final = ".damaged"  # behind the name of a file that did not check out: kept until an operator accepts the loss
 ACCEPTED: Final = ".accepted"
-JOURNAL_BYTES: Final = 64 * limits.MIB  # of each file
+JOURNAL_BYTES: Final = 64 * limits.MIB  # of each file at most
+FIRST_BYTES: Final = limits.MIB  # of a new file: it grows with what is written to it
+GROWTH_SHARE: Final = 4  # it grows by this part of what it has
+GROWTH_BYTES_MAX: Final = 8 * limits.MIB  # and by no more at once, so that a record's sync does not wait for long
 RECORD_BYTES_MAX: Final = 8 * limits.MIB  # written at once: what more is waiting goes into the next record
 RECORD_ALIGN_BYTES: Final = 512
 VERSION: Final = 1
@@ -125,12 +128,39 @@ def make(disk: Disk, directory: str, name: str, size: int, generation: int) -> t
     return handle, life
 
 
-def renew(disk: Disk, handle: int, generation: int) -> tuple[int, Life]:
-    """Begin another life of a file: everything in it is durable where it belongs, and no longer counts from here on."""
+def renew(disk: Disk, handle: int, generation: int, size: int | None = None) -> tuple[int, Life]:
+    """Begin another life of a file: everything in it is durable where it belongs, and no longer counts from here on. size: what
+    is behind it is given back to the disk, after the old life is durably over."""
     life = Life(generation, new_seed(disk))
     disk.pwritev(handle, [pack_file(life)], 0)
     disk.fdatasync(handle)
+    if size is not None:
+        disk.truncate(handle, size)
+        disk.fdatasync(handle)
     return handle, life
+
+
+def growth(allocated: int, least: int) -> int:
+    """By how much a file grows that has so much."""
+    return min(max(least, allocated // GROWTH_SHARE), GROWTH_BYTES_MAX)
+
+
+def grow(disk: Disk, path: str, start: int, stop: int) -> bool:
+    """Write zeros ahead of the records, so that a sync in them commits no metadata. False: there is no space for it. Raises OSError."""
+    handle = disk.open(
+        path, write=True
+    )  # its own: a failed write-back is reported once per handle, and records must hear of it
+    try:
+        disk.zero(handle, start, stop - start)
+        disk.fdatasync(handle)
+    except OSError as error:
+        if error.errno not in CURABLE:
+            raise
+        disk.truncate(handle, start)
+        return False
+    finally:
+        disk.close(handle)
+    return True
 
 
 def cut_off(disk: Disk, handle: int, position: int, error: BaseException) -> OSError:
