@@ -419,7 +419,7 @@ class WritesUnconfirmed(CellPartition):
     def take_staged(self) -> list[Chunk]:
         taken = super().take_staged()
         for chunk in taken:
-            self._writer.put(chunk, True)
+            self._open_writer().put(chunk, True)
         return taken
 
 

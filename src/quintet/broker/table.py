@@ -35,6 +35,7 @@ class Table(Generic[T]):
         self._encode: Callable[[T], bytes] = (msgspec.msgpack if packed else msgspec.json).Encoder().encode
         self._rows: dict[bytes, T] = {}
         self._deleted: set[bytes] = set()
+        self._kept = True
 
     @property
     def partition(self) -> Partition:
@@ -53,6 +54,13 @@ class Table(Generic[T]):
                     self._fold(key or b"", value)
                 offset = batch.next_offset
         self._log.check_sound(self._partition.topic_id, f"table {self.name}")
+
+    def take_rows(self) -> Iterator[T]:
+        """Each row, which is then the caller's to keep: from now on the table only writes, and nothing can be asked of it."""
+        self._kept = False
+        for key in list(self._rows):
+            yield self._rows.pop(key)
+        self._rows = {}  # without the room it had
 
     def deleted(self) -> set[bytes]:
         """Keys whose last row said that they are gone, as far as `load` found one; for the rest of the start only."""
@@ -110,6 +118,8 @@ class Table(Generic[T]):
         durable.finished(error)
 
     def _set(self, key: bytes, row: T | None) -> None:
+        if not self._kept:
+            return
         if row is None:
             self._rows.pop(key, None)
         else:

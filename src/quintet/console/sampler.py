@@ -68,6 +68,11 @@ class Producer:
     records: int = 0  # that were looked at
 
 
+# Of topics that nobody looked into yet, as most of very many are. Nothing is ever put into these.
+NO_PRODUCERS: Final[dict[str, Producer]] = {}
+NOT_LOOKED: Final[list[int]] = []
+
+
 @dataclass(slots=True)
 class TopicFigures:
     """What two walks say of a topic."""
@@ -76,8 +81,8 @@ class TopicFigures:
     rate: float = 0.0
     bytes: int = 0
     byte_rate: float = 0.0
-    producers: dict[str, Producer] = field(default_factory=dict)
-    looked: list[int] = field(default_factory=list)  # the next offset to look at, of each partition
+    producers: dict[str, Producer] = field(default_factory=lambda: NO_PRODUCERS)
+    looked: list[int] = field(default_factory=lambda: NOT_LOOKED)  # the next offset to look at, of each partition
 
 
 @dataclass(slots=True)
@@ -300,6 +305,8 @@ class Sampler:
     def _seen(figures: TopicFigures, origin: str, count: int, time: float) -> Producer:
         known = figures.producers.get(origin)
         if known is None:
+            if not figures.producers:
+                figures.producers = {}
             if len(figures.producers) >= PRODUCERS_OF_TOPIC_MAX:
                 oldest = min(figures.producers, key=lambda name: figures.producers[name].seen)
                 del figures.producers[oldest]

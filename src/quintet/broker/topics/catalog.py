@@ -55,6 +55,7 @@ STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behi
 
 
 NO_SUBSCRIPTIONS: frozenset[Subscription] = frozenset()
+NO_EXTRA: dict[str, str] = {}  # of most topics. Nothing is ever put into it: another one takes its place
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -352,14 +353,13 @@ class Topics:
 
     def load(self) -> None:
         """Open every topic that `__topics` knows. One from before topics had an identity gets it now."""
-        for row in list(self._table):
+        same: dict[int, int] = {}  # most rows have the same numbers: one object for all
+        for row in self._table.take_rows():
             if not row.identity:
                 row = msgspec.structs.replace(row, identity=self._new_identity())
                 with suppress(StorageError):  # a full disk: it has this one until the next start
                     self._table.put(row.name.encode(), row)
-            spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
-            if _is_cache(spec):
-                spec = replace(spec, tombstone_us=CACHE_TOMBSTONE_US)
+            spec = _spec_of(row, self._policy.rule_for(row.name).memory_bytes, same)
             self._last_id = max(self._last_id, row.id)
             self._enter(self._open(spec, ready=True))
 
@@ -662,6 +662,28 @@ def _as_cache(durability: Durability, spec: TopicSpec) -> TopicSpec:
 
 def _row(spec: TopicSpec) -> TopicRow:
     return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
+
+
+def _spec_of(row: TopicRow, memory_bytes: int, same: dict[int, int]) -> TopicSpec:
+    """same: numbers that other rows had."""
+    partitions, retention_us, retention_bytes, segment_bytes = [
+        same.setdefault(number, number)
+        for number in (row.partitions, row.retention_us, row.retention_bytes, row.segment_bytes)
+    ]
+    spec = TopicSpec(
+        id=row.id,
+        name=row.name,
+        partitions=partitions,
+        durability=row.durability,
+        retention_us=retention_us,
+        retention_bytes=retention_bytes,
+        compact=row.compact,
+        segment_bytes=segment_bytes,
+        memory_bytes=memory_bytes,
+        extra=row.extra or NO_EXTRA,
+        identity=row.identity,
+    )
+    return replace(spec, tombstone_us=CACHE_TOMBSTONE_US) if _is_cache(spec) else spec
 
 
 def _is_cache(spec: TopicSpec) -> bool:

@@ -17,7 +17,7 @@ from quintet.log import anchors
 from quintet.log.anchors import ALL_PARTITIONS, OLD_SUFFIX, Anchored, Gone, Heads
 from quintet.log.chain import key_name
 from quintet.log.embedded.files.disk import Disk
-from quintet.log.embedded.partitions.roles import AnchoredPartition
+from quintet.log.embedded.partitions.roles import AnchoredPartition, place_number, place_of
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
 from quintet.model.errors import DataDirError
@@ -25,6 +25,7 @@ from quintet.model.errors import DataDirError
 HEADS_AT_ONCE_MAX: Final = 4096  # of one line; the others come with the next
 RETRY_US: Final = 1_000_000  # after a line that could not be written
 FRESH_SUFFIX: Final = ".tmp"
+OFFSET_BYTES: Final = 8  # of a packed head, before its link
 FILE_BYTES_MAX: Final = 16 * limits.MIB  # of each of the two files
 
 Then = Callable[[], None]
@@ -40,7 +41,7 @@ class Anchoring:
         self._bytes_max = file_bytes_max
         self._seq, self._prev = -1, ""
         self._position = 0
-        self._heads: dict[tuple[int, int], bytes] = {}  # the last one of each chain, packed: there may be 100,000
+        self._heads: dict[int, bytes] = {}  # the last one of each chain, by place_number, packed: there may be 100,000
         self._starts: dict[tuple[int, int], int] = {}
         self._notes: Gone = []
         self._then: list[Then] = []
@@ -68,7 +69,7 @@ class Anchoring:
             raise DataDirError(f"{self._path}: cannot be used for anchors: {error.strerror or error}") from error
         self._seq, self._prev = found.seq, found.prev
         self._starts = found.starts
-        self._heads = {place: _pack_head(*max(heads)) for place, heads in found.heads.items()}
+        self._heads = {place_number(*place): _pack_head(*max(heads)) for place, heads in found.heads.items()}
         self.deleted = frozenset(found.deleted)
         if found.damaged:
             hint = "they do not count: quintet audit verify"
@@ -76,13 +77,13 @@ class Anchoring:
 
     def known_end(self, topic_id: int, partition: int) -> int:
         """The offset behind all that was anchored of a partition: none below it is given again. 0: nothing was."""
-        known = self._heads.get((topic_id, partition))
-        return _unpack_head(known)[0] if known is not None else 0
+        known = self._heads.get(place_number(topic_id, partition))
+        return int.from_bytes(known[:OFFSET_BYTES], "little") if known is not None else 0
 
     @property
     def topic_ids(self) -> set[int]:
         """Numbers that were given, as far as an anchor says so."""
-        return {topic_id for topic_id, _ in self._heads} | self.deleted
+        return {place_of(number)[0] for number in self._heads} | self.deleted
 
     # -- what is to be written -----------------------------------------------------------------------------------------
 
@@ -119,17 +120,18 @@ class Anchoring:
             partition = moved.pop()
             place = (partition.topic_id, partition.number)
             next_offset, link = partition.links.durable
-            packed = self._heads.get(place)
-            known = _unpack_head(packed) if packed is not None else None
-            if known == (next_offset, link.hex()) or next_offset == 0:
+            known = self._heads.get(place_number(*place))
+            if next_offset == 0 or known == next_offset.to_bytes(OFFSET_BYTES, "little") + link:
                 continue
-            if known is not None and next_offset <= known[0]:
-                self._accuse(place, known[0], next_offset)
+            if known is not None and next_offset <= self.known_end(*place):
+                self._accuse(place, self.known_end(*place), next_offset)
                 continue
             if known is None and partition.start > self._starts.get(place, 0):
                 self._notes.append((*place, partition.start))
             heads.append((*place, next_offset, link.hex()))
             owners.append(partition)
+        if not moved:
+            moved.clear()  # at a start all were in it: it keeps the room for them until then
         return heads, owners
 
     def _accuse(self, place: tuple[int, int], anchored: int, found: int) -> None:
@@ -154,8 +156,10 @@ class Anchoring:
         rolls = self._position >= self._bytes_max
         line_heads, line_notes = heads, notes
         if rolls:  # the new file says all there is to say, so the one before the last can go
-            moved = {head[:2] for head in heads}
-            line_heads = [(*place, *_unpack_head(head)) for place, head in self._heads.items() if place not in moved]
+            moved = {place_number(*head[:2]) for head in heads}
+            line_heads = [
+                (*place_of(number), *_unpack_head(head)) for number, head in self._heads.items() if number not in moved
+            ]
             line_heads += heads
             line_notes = [*((*place, start) for place, start in self._starts.items()), *notes]
         key = self._shared.chain.key
@@ -192,13 +196,14 @@ class Anchoring:
 
     def _remember(self, heads: Heads, notes: Gone) -> None:
         for topic_id, partition, next_offset, link in heads:
-            self._heads[topic_id, partition] = _pack_head(next_offset, link)
+            self._heads[place_number(topic_id, partition)] = _pack_head(next_offset, link)
         for topic_id, partition, start in notes:
             if partition != ALL_PARTITIONS:
                 self._starts[topic_id, partition] = max(start, self._starts.get((topic_id, partition), 0))
         deleted = {topic_id for topic_id, partition, _ in notes if partition == ALL_PARTITIONS}
         if deleted:
-            self._heads = {place: head for place, head in self._heads.items() if place[0] not in deleted}
+            kept = self._heads.items()
+            self._heads = {number: head for number, head in kept if place_of(number)[0] not in deleted}
             self._starts = {place: known for place, known in self._starts.items() if place[0] not in deleted}
 
     def _tell(self) -> None:
@@ -208,11 +213,11 @@ class Anchoring:
 
 
 def _pack_head(next_offset: int, link: str) -> bytes:
-    return next_offset.to_bytes(8, "little") + link.encode()
+    return next_offset.to_bytes(OFFSET_BYTES, "little") + bytes.fromhex(link)
 
 
 def _unpack_head(packed: bytes) -> tuple[int, str]:
-    return int.from_bytes(packed[:8], "little"), packed[8:].decode()
+    return int.from_bytes(packed[:OFFSET_BYTES], "little"), packed[OFFSET_BYTES:].hex()
 
 
 def _joined(notes: Gone) -> Gone:

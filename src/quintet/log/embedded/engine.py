@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from quintet import kernel
 from quintet.log.anchors import ALL_PARTITIONS
@@ -28,6 +28,7 @@ from quintet.log.embedded.partitions import commit, upkeep
 from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
 from quintet.log.embedded.partitions.memory import MemoryPartition, MemoryTails
 from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.roles import place_number
 from quintet.log.embedded.partitions.shared import Report, Shared
 from quintet.log.embedded.recovery import checkpoint, journal
 from quintet.log.embedded.recovery import directories as recovery
@@ -103,7 +104,7 @@ class EmbeddedLog:
         self.stages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
-        self._entries: dict[tuple[int, int], bytes] = {}
+        self._entries: dict[int, bytes] = {}  # by place_number
         self._known_damage: set[tuple[str, int]] = set()
         self._accepted: dict[
             tuple[str, int], int
@@ -162,7 +163,8 @@ class EmbeddedLog:
             raise DataDirError(f"{directory}: cannot be used as a data directory: {error.strerror or error}") from error
         for name in self._checkpoint.rejected:
             self._report("checkpoint_rejected", {"file": f"{directory}/{name}"})
-        self._entries = {key: checkpoint.pack_entry(*key, mark) for key, mark in self._checkpoint.marks.items()}
+        marks = self._checkpoint.marks.items()
+        self._entries = {place_number(*key): checkpoint.pack_entry(*key, mark) for key, mark in marks}
         self._load_known_damage(known)
 
     def _make_durable(self, journaled: bool) -> None:
@@ -324,7 +326,11 @@ class EmbeddedLog:
                 opened.append(MemoryPartition(self._shared, self._memory, spec, number))
             else:
                 opened.append(self._open_partition(spec, number))
-        return [self._current(partition) for partition in opened]
+        if len(opened) == 1:
+            opened = self._topics[spec.id] = opened[:]  # a list that grew has room for four
+        if spec.durability == "memory":
+            return [self._current(partition) for partition in opened]
+        return cast(list[Partition], opened)  # what is in files stays so: one list for the topic and for us
 
     @staticmethod
     def _current(partition: MemoryPartition | FilePartition) -> Partition:
@@ -334,7 +340,10 @@ class EmbeddedLog:
 
     def _open_partition(self, spec: TopicSpec, number: int) -> FilePartition:
         directory = self._path(spec.id, number)
-        mark = self._checkpoint.marks.pop((spec.id, number), None)  # it is needed only here, and they may be many
+        marks = self._checkpoint.marks
+        mark = marks.pop((spec.id, number), None)  # it is needed only here, and they may be many
+        if mark is not None and not marks:
+            marks.clear()  # the last one: give back the room for all
         floor = self._anchors.known_end(spec.id, number) if self._anchors is not None else 0
         owner, strict = Owner(spec.id, number, spec.name), spec.is_strict
         try:
@@ -413,7 +422,7 @@ class EmbeddedLog:
         self._checkpoint_owed = True
         numbers = range(len(partitions)) if partitions else range(limits.PARTITIONS_MAX)
         for number in numbers:
-            self._entries.pop((topic_id, number), None)
+            self._entries.pop(place_number(topic_id, number), None)
         waiting = len(partitions)
 
         def one_down() -> None:
@@ -553,7 +562,7 @@ class EmbeddedLog:
         for partition in moved:
             if partition.mark is not None and partition.topic_id in self._topics:
                 key = (partition.topic_id, partition.number)
-                self._entries[key] = checkpoint.pack_entry(*key, partition.mark)
+                self._entries[place_number(*key)] = checkpoint.pack_entry(*key, partition.mark)
         generation = self._checkpoint.generation + 1
         name = checkpoint.NAMES[self._checkpoint.name == checkpoint.NAMES[0]]
         entries = list(self._entries.values())
@@ -624,9 +633,15 @@ class EmbeddedLog:
                 else:
                     self._end()
 
+        def shut_all() -> None:
+            for partition in partitions:
+                partition.shut(one_down)
+            one_down()
+
         for partition in partitions:
-            partition.shut(one_down)
-        one_down()
+            if isinstance(partition, FilePartition):
+                partition.stop_appends()
+        self._shared.committer.settle(shut_all)
 
     def _end(self) -> None:
         self._closing = True

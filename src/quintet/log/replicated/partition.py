@@ -102,6 +102,8 @@ class CellPartition(FilePartition):
         self._last_time = max(self._last_time, found.timestamp)
         self._used = self._shared.upkeep.monotonic
         self._shared.upkeep.activate(self)
+        if not self._confirmed:
+            self._confirmed = []  # what it was may be shared (FilePartition)
         confirmed = self._confirmed
         if not confirmed or confirmed[-1].segment is not plan or self._strict:
             confirmed.append(Chunk(plan, self._plan_end))

@@ -10,7 +10,7 @@ nobody waits for in syncing.py, recovery in recovery/directories.py.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 from quintet import kernel
 from quintet.log.base import Appended, TopicSpec
@@ -19,7 +19,7 @@ from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Index, Segm
 from quintet.log.embedded.partitions.links import Links, open_links
 from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partitions.roles import Chunk
-from quintet.log.embedded.partitions.shared import Shared
+from quintet.log.embedded.partitions.shared import Shared, TailCache
 from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncEvent, row
 from quintet.log.embedded.partitions.syncing import SyncedPartition
 from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Outcome, Writer
@@ -42,6 +42,9 @@ _BEGUN, _PUT_OFF, _DONE = row(Event.BEGUN), row(Event.PUT_OFF), row(Event.DONE)
 _ARM, _STAGE, _STAGE_EARLY, _WRITE = Action.ARM, Action.STAGE, Action.STAGE_EARLY, Action.WRITE
 _IDLE: Final = State.IDLE
 _BUSY: Final = State.OFFERED  # this state and the one above it
+# Of partitions with nothing under way, as most are. They are shared, so nothing can be put into them.
+_NO_PENDING: Final = cast(list[Pending], ())
+_NO_CHUNKS: Final = cast(list[Chunk], ())
 _WRITTEN, _WRITTEN_DURABLY = SyncEvent.WRITTEN, SyncEvent.WRITTEN_DURABLY
 
 
@@ -54,8 +57,7 @@ class FilePartition(SyncedPartition):
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
-        writer = Writer(shared, directory, spec.partitions)
-        super().__init__(shared, directory, opened.segments, opened.next_offset, writer)
+        super().__init__(shared, directory, opened.segments, opened.next_offset)
         self.spec = spec
         self.topic_id = spec.id
         self.number = number
@@ -71,8 +73,8 @@ class FilePartition(SyncedPartition):
         if self.segments and not opened.roll:
             last = self.segments[-1]
             self.mark = Mark(last.base, last.end, last.next_offset)
-        self._pending: list[Pending] = []
-        self._chunks: list[Chunk] = []
+        self._pending: list[Pending] = _NO_PENDING
+        self._chunks: list[Chunk] = _NO_CHUNKS
         self._failure: StorageError | ShuttingDown | None = None
         self._extending = False  # zeros are written ahead of the writer
         self.working = False  # retention or compaction is under way
@@ -80,6 +82,11 @@ class FilePartition(SyncedPartition):
         self._on_idle: list[Callable[[], None]] | tuple[()] = ()
         self._last_time = self._probed = 0
         self._used = shared.upkeep.monotonic
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            self._writer = Writer(self._shared, self.directory, self.spec.partitions)
+        return self._writer
 
     def renew_begun(self) -> None:
         """At the start: a last file that was made, holds nothing and has a header that the next batch does not fit gets the
@@ -122,7 +129,10 @@ class FilePartition(SyncedPartition):
         before = self._pending_bytes
         self._pending_bytes = before + size
         self._shared.unsynced += size
-        self._pending.append((batch, done, base))
+        if before:
+            self._pending.append((batch, done, base))
+        else:
+            self._pending = [(batch, done, base)]
         if before < STAGE_EARLY_BYTES <= before + size:
             self._on(_APPENDED_MUCH)
         elif self._state is _IDLE:  # in all others it changes nothing
@@ -152,7 +162,7 @@ class FilePartition(SyncedPartition):
             self._gather()
 
     def _gather(self) -> None:
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, _NO_PENDING
         self._pending_bytes = 0
         self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
         self._used = self._shared.upkeep.monotonic
@@ -190,6 +200,8 @@ class FilePartition(SyncedPartition):
             plan.chain, plan.begun = self.links.start(), now
         self.links.seal(batch, base, now, plan.seed)
         chunks = self._chunks
+        if not chunks:
+            chunks = self._chunks = []
         if not chunks or chunks[-1].segment is not plan or self._strict:
             chunks.append(Chunk(plan, self._plan_end, 0 if self._inline else self._shared.scheduler.monotonic()))
         chunk = chunks[-1]
@@ -233,16 +245,16 @@ class FilePartition(SyncedPartition):
             self._on(_PUT_OFF)
             self._idle()
             return
-        self._chunks = []
+        self._chunks = _NO_CHUNKS
         self._on(_BEGUN)
         self._shared.committer.flights += 1
-        write = self._writer.durable_write(chunks[0], last) if len(chunks) == 1 and not self._inline else None
+        write = self._open_writer().durable_write(chunks[0], last) if len(chunks) == 1 and not self._inline else None
         if write is not None:
             self._shared.scheduler.write(write, partial(self._written_and_synced, chunks))
             return
         header = Header(0, self.topic_id, self.number, 0, self._last_time, self.spec.name)
         limit = 0 if self._inline else self.spec.segment_bytes
-        work = partial(self._writer.write, chunks, last, header, not self._inline, limit)
+        work = partial(self._open_writer().write, chunks, last, header, not self._inline, limit)
         self._shared.scheduler.offload(work, partial(self._direct_done, chunks))
 
     def _written_and_synced(self, chunks: list[Chunk], error: BaseException | None) -> None:
@@ -250,7 +262,7 @@ class FilePartition(SyncedPartition):
             self._direct_done(chunks, Outcome(1, None))
         else:
             self._shared.scheduler.offload(
-                partial(self._writer.give_up, chunks[0], error), partial(self._direct_done, chunks)
+                partial(self._open_writer().give_up, chunks[0], error), partial(self._direct_done, chunks)
             )
 
     def _direct_done(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
@@ -306,16 +318,16 @@ class FilePartition(SyncedPartition):
 
     def put(self, chunk: Chunk, here: bool) -> StorageError | None:
         """Take the chunk, open its file, and if here write it to its segment, without a sync. Otherwise who asks has it written."""
-        self._chunks = [other for other in self._chunks if other is not chunk]
+        self._chunks = [other for other in self._chunks if other is not chunk] or _NO_CHUNKS
         if self._begins_packed(chunk):
             segment = chunk.segment
             place = (segment.seed, self.topic_id, self.number, segment.base)
             chunk.header = pack_header(Header(*place, self._last_time, self.spec.name, segment.chain))
-        return self._writer.put(chunk, here)
+        return (self._writer or self._open_writer()).put(chunk, here)
 
     def take_back(self, chunk: Chunk, error: OSError) -> StorageError:
         """Undo `put`: its segment or the journal had no space. Called in a disk thread, while the partition waits for it."""
-        return self._writer.recoil(chunk, error)
+        return self._open_writer().recoil(chunk, error)
 
     def journaled(self, chunk: Chunk) -> None:
         """The chunk is durable in the journal."""
@@ -350,6 +362,8 @@ class FilePartition(SyncedPartition):
         if segment.index is None and segment.packed:  # as it was opened: what is before is looked for when it is read
             segment.index = Index(chunk.position)
         index, cache, position = segment.index, self.cache, chunk.position
+        if cache is shared.no_cache:
+            cache = self.cache = TailCache(shared)
         visible = self._visible
         for buffer in chunk.buffers:
             batch = RecordBatch(buffer)
@@ -387,12 +401,12 @@ class FilePartition(SyncedPartition):
             return
         if segment.packed:
             return
-        chunk = self._writer.chunk_bytes(segment.allocated)
+        chunk = Writer.chunk_bytes(segment.allocated)
         target = min(segment.allocated + chunk, self.spec.segment_bytes)
         if segment.allocated - self._plan_end >= chunk // 2 or target <= segment.allocated:
             return
         self._extending = True
-        self._shared.scheduler.offload(partial(self._writer.extend, segment, target), self._extended)
+        self._shared.scheduler.offload(partial(self._open_writer().extend, segment, target), self._extended)
 
     def _extended(self, error: StorageError | BaseException | None) -> None:
         self._extending = False
@@ -414,9 +428,9 @@ class FilePartition(SyncedPartition):
     def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
         """Everything not yet durable is refused, in order, and its offsets are given back: nothing behind it was taken."""
         chunks = [*failed, *self._chunks]
-        refused = [item for chunk in chunks for item in chunk.waiters] + self._pending
+        refused = [*(item for chunk in chunks for item in chunk.waiters), *self._pending]
         self._shared.unsynced -= sum([chunk.owed for chunk in chunks]) + self._pending_bytes
-        self._chunks, self._pending, self._pending_bytes = [], [], 0
+        self._chunks, self._pending, self._pending_bytes = _NO_CHUNKS, _NO_PENDING, 0
         self.links.fall_back()
         if not isinstance(self._failure, PartitionFailed):
             self._failure = error
@@ -444,7 +458,7 @@ class FilePartition(SyncedPartition):
             self._probed = monotonic
             self._on(_BEGUN)
             last = self.segments[-1] if self.segments else None
-            self._shared.scheduler.offload(partial(self._writer.probe, last), self._probe_done)
+            self._shared.scheduler.offload(partial(self._open_writer().probe, last), self._probe_done)
         return True
 
     @property
@@ -475,6 +489,11 @@ class FilePartition(SyncedPartition):
         elif isinstance(error, PartitionFailed):
             self._fail(error, [])
         self._idle()
+
+    @property
+    def is_packed(self) -> bool:
+        """Is its last segment in a pack?"""
+        return bool(self.segments) and self.segments[-1].packed
 
     @property
     def is_failed(self) -> bool:
@@ -512,10 +531,14 @@ class FilePartition(SyncedPartition):
         self._flush()
         self._idle()
 
-    def shut(self, done: Callable[[], None]) -> None:
-        """Take nothing more, bring everything to disk, cut the preallocated tail, close the file, then done()."""
+    def stop_appends(self) -> None:
+        """The broker is stopping: take nothing more."""
         if self._failure is None:
             self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
+
+    def shut(self, done: Callable[[], None]) -> None:
+        """Take nothing more, bring everything to disk, cut the preallocated tail, close the file, then done()."""
+        self.stop_appends()
         self.when_idle(partial(self._shut, done))
 
     def _shut(self, done: Callable[[], None]) -> None:
@@ -523,10 +546,10 @@ class FilePartition(SyncedPartition):
         self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         segment = self.segments[-1] if self.segments else None
         self._on(_BEGUN)
-        if segment is None or self._writer.is_finished(segment, self._dirty):
+        if segment is None or Writer.is_finished(segment, self._dirty):
             self._shut_done(done, healthy, None)
             return
-        work = partial(self._writer.finish, segment, healthy, self._dirty)
+        work = partial(self._open_writer().finish, segment, healthy, self._dirty)
         self._shared.scheduler.offload(work, partial(self._shut_done, done, healthy))
 
     def _shut_done(self, done: Callable[[], None], healthy: bool, error: StorageError | BaseException | None) -> None:
@@ -555,7 +578,7 @@ class FilePartition(SyncedPartition):
         self._shared.upkeep.activate(self)
         chunks = [Chunk(plan, HEADER_BYTES)]
         header = Header(0, self.topic_id, self.number, 0, now, self.spec.name)
-        work = partial(self._writer.write, chunks, self.segments[-1], header, True, 0)
+        work = partial(self._open_writer().write, chunks, self.segments[-1], header, True, 0)
         self._shared.committer.flights += 1
         self._shared.scheduler.offload(work, partial(self._direct_done, chunks))
         return True
@@ -578,7 +601,7 @@ class FilePartition(SyncedPartition):
             chunk.end += len(buffer)
         now = self._shared.scheduler.now()
         header = Header(0, self.topic_id, self.number, 0, now, self.spec.name)
-        outcome = self._writer.write([chunk], None, header, True, 0)
+        outcome = self._open_writer().write([chunk], None, header, True, 0)
         if outcome.error is not None:
             raise outcome.error
         self._commit(chunk, True)

@@ -30,7 +30,7 @@ class ReadablePartition:
         self._shared = shared
         self.directory = directory
         self.segments = segments
-        self.cache = TailCache(shared)
+        self.cache: TailCache = shared.no_cache  # its own, once there is something to keep
         self._visible = visible
         self._pending_bytes = 0
         # Most partitions are idle: no list until it is needed.

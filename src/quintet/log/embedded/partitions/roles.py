@@ -12,6 +12,16 @@ from quintet.log.embedded.recovery.directories import Mark
 from quintet.model.errors import StorageError
 
 
+def place_number(topic_id: int, partition: int) -> int:
+    """One number for both, as a key: a pair takes three times the memory, and there may be 100,000 of them."""
+    return topic_id << 32 | partition
+
+
+def place_of(number: int) -> tuple[int, int]:
+    """The topic and the partition of a place_number."""
+    return number >> 32, number & 0xFFFF_FFFF
+
+
 class Chunk:
     """Batches that go into one segment one behind the other, and who waits for them."""
 
@@ -51,6 +61,9 @@ class Committable(Protocol):
 
     @property
     def visible(self) -> int: ...
+
+    @property
+    def is_packed(self) -> bool: ...
 
     def write_direct(self) -> None: ...
 

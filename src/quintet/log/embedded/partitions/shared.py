@@ -47,7 +47,7 @@ class Shared:
 
     __slots__ = (
         "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "durable",
-        "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
+        "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "no_cache", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
         "unsynced", "upkeep",
     )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Shared:
         self.low: StorageError | None = None
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: EvictionOrder[TailCache] = EvictionOrder()
+        self.no_cache = TailCache(self)  # of all partitions of which nothing was cached yet: nothing is put into it
         self._trimming = False
         self._doomed: list[Batches] = []
         self.memo_bytes = 0

@@ -27,7 +27,7 @@ class SyncedPartition(ReadablePartition):
 
     __slots__ = ("_last_sync", "_state", "_sync_state", "_writer", "links", "mark", "number", "topic_id")
 
-    def __init__(self, shared: Shared, directory: str, segments: list[Segment], visible: int, writer: Writer) -> None:
+    def __init__(self, shared: Shared, directory: str, segments: list[Segment], visible: int) -> None:
         super().__init__(shared, directory, segments, visible)
         self.links: Links
         self.mark: Mark | None = None
@@ -36,7 +36,11 @@ class SyncedPartition(ReadablePartition):
         self._last_sync = 0
         self._state = State.IDLE
         self._sync_state = SyncState.CLEAN
-        self._writer = writer
+        self._writer: Writer | None = None  # most partitions are idle: none until it is needed
+
+    def _open_writer(self) -> Writer:
+        """Its writer, made if there is none yet."""
+        raise NotImplementedError
 
     @property
     def is_failed(self) -> bool:
@@ -95,7 +99,7 @@ class SyncedPartition(ReadablePartition):
             return None
         self._on_sync(SyncEvent.BEGUN)
         self.links.begin_sync()
-        return self._writer, segment, Mark(segment.base, segment.end, segment.next_offset)
+        return self._writer or self._open_writer(), segment, Mark(segment.base, segment.end, segment.next_offset)
 
     def synced(self, mark: Mark, error: StorageError | BaseException | None) -> None:
         self._on_sync(SyncEvent.ENDED)
