@@ -80,6 +80,7 @@ def test_a_comma_in_a_password_makes_no_list() -> None:
         ("blipmq://a,flymq://b", "two schemes, blipmq:// and flymq://"),
         ("flymq://u:p@a:1,v:q@b:2", "users or passwords of their own"),
         ("flymq://u:p@a,flymq://v:q@b", "users or passwords of their own"),
+        ("flymqs://a?ca=x,flymqs://b?ca=y", "behind the last host"),
         ("flight://a,b", "flight:// takes one host"),
         ("blipmq://a,b?order=best", "random, given"),
         ("blipmq://" + ",".join(f"h{n}" for n in range(HOSTS_MAX + 1)), f"65 hosts; the limit is {HOSTS_MAX}"),

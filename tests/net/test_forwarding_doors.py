@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 import quintet
 from quintet.client.agents.peer import peer
@@ -140,6 +141,27 @@ async def test_a_killed_leader_ends_connections_and_its_return_is_found(broker: 
             await bus.publish(topic, "after", retry=True)
             while (await sub.get(timeout=WAIT_S)).text() != "after":
                 pass
+
+
+async def test_tls_ends_at_the_leader_and_sees_the_clients_certificate(tmp_path: Path) -> None:
+    authority, strangers = trustme.CA(), trustme.CA()
+    ca, cert, key, mine, foreign = (tmp_path / f"{name}.pem" for name in ("ca", "cert", "key", "mine", "foreign"))
+    authority.cert_pem.write_to_path(ca)
+    leaders = authority.issue_cert("127.0.0.1")
+    leaders.private_key_pem.write_to_path(key)
+    leaders.cert_chain_pems[0].write_to_path(cert)
+    authority.issue_cert("worker@example.org").private_key_and_cert_chain_pem.write_to_path(mine)
+    strangers.issue_cert("worker@example.org").private_key_and_cert_chain_pem.write_to_path(foreign)
+    files = {"CERT": cert, "KEY": key, "CLIENT_CA": ca}
+    with running(**{f"QUINTET_LISTENERS__FLYMQ__TLS_{name}": str(path) for name, path in files.items()}) as server:
+        follower = Follower("127.0.0.1", {"flymq": (0, server.ports["flymq"])})
+        url = follower.url(server.fly.replace("flymq://", "flymqs://"), "flymq")
+        async with quintet.connect(f"{url}?ca={ca}&cert={mine}", timeout=WAIT_S) as bus:
+            assert (await bus.publish("t", "x")).durable
+        with pytest.raises(ConnectionLost):
+            async with quintet.connect(f"{url}?ca={ca}&cert={foreign}", timeout=WAIT_S):
+                pass
+        follower.close()
 
 
 async def test_flymq_says_that_there_is_no_leader(broker: Server, follower: Follower) -> None:

@@ -169,9 +169,10 @@ def cut(url: str) -> UrlParts:
     behind = again[-1][end.start() :] if end else ""
     again[-1] = again[-1][: end.start()] if end else again[-1]
     if len(again) == 1 and "@" not in again[0] and "@" in behind:
-        return UrlParts(
-            f"{scheme}://", "", again[0].partition(",")[0], behind
-        )  # a secret with a / in it: _reserved says so
+        # A secret with a / in it, as _reserved will say: what stands before is no list.
+        return UrlParts(f"{scheme}://", "", again[0].partition(",")[0], behind)
+    if any(re.search(r"[/?#]", one) for one in again[:-1]):
+        raise BadUrl("a host of the URL has options or a path of its own", hint="write them once, behind the last host")
     other = re.search(r",([a-z][a-z0-9+]*):$", again[-1])
     if other is not None and behind.startswith("//"):
         raise BadUrl(f"the hosts of the URL have two schemes, {scheme}:// and {other[1]}://", hint=_LIST_EXAMPLE)
