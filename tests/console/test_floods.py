@@ -118,7 +118,7 @@ def test_sorting_in_steps_looks_at_few_names_in_each() -> None:
     assert looked > SORTED_AT_ONCE
 
 
-def test_a_filter_that_names_a_million_topics_is_refused_and_nothing_hangs(address: str, admin: Browser) -> None:
+def test_a_filter_that_names_a_million_topics_is_refused(address: str, admin: Browser) -> None:
     long = admin.get("/api/topics", filter="x" * (FILTER_CHARS_MAX + 1))
     assert (long.status_code, f"the limit is {FILTER_CHARS_MAX}" in long.json()["error"]) == (400, True)
     longer = admin.get("/api/topics", filter="x" * QUERY_BYTES_MAX)

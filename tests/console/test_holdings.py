@@ -6,13 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
 from quintet.client.blocking import sync
 from quintet.config import Settings
 from quintet.config.options import HIDDEN, option_rows
+from quintet.console.pages.cluster import standing_of
 from tests.client.server import Server, running
 from tests.console.conftest import Browser
 from tests.console.filling import MARKUP, PEER_SECRET, fill_holdings
@@ -191,6 +193,28 @@ def test_every_option_has_its_value_and_where_it_comes_from(admin: Browser) -> N
     assert rows["peers.hmac_secret"]["value"] == HIDDEN and rows["peers.hmac_secret"]["source"] == "preset of dev"
     set_ones = admin.ask("/api/configuration", changed="true", limit=500)["rows"]
     assert set_ones and all(row["source"] != "default" for row in set_ones)
+
+
+class Standing(NamedTuple):
+    """As log/replicated/engine.py says it."""
+
+    node: str = "a"
+    role: str = "leader"
+    epoch: int = 3
+    leader: Any = SimpleNamespace(name="a", host="a.example")
+    applied: int = 77
+    lag_records: int = 2
+    lag_seconds: float = 0.25
+    weaknesses: tuple[str, ...] = ("one replica",)
+
+
+def test_a_node_says_which_part_it_has_in_its_cell(admin: Browser) -> None:
+    assert admin.ask("/api/cluster") == {"replicated": False, "role": "alone"}
+    said = standing_of(SimpleNamespace(status=Standing))
+    assert (said["replicated"], said["role"], said["epoch"], said["lag_records"]) == (True, "leader", 3, 2)
+    assert said["leader"] == {"name": "a", "host": "a.example"}
+    nobody = standing_of(SimpleNamespace(status=lambda: Standing(role="follower", leader=None)))
+    assert (nobody["role"], nobody["leader"]) == ("follower", None)
 
 
 def test_no_secret_is_in_the_options(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ PAGES = [
     ("/access?tab=roles", ".line"),
     ("/access?tab=why&who=reader&action=publish&topic=x", "ol li"),
     ("/audit", ".line"),
+    ("/cluster", ".card h2"),
     ("/configuration", ".line a"),
     ("/configuration?changed=true&key=peers.hmac_secret", ".card h2"),
     ("/transactions", ".line button"),

@@ -12,6 +12,7 @@ import { Pipelines } from "./pipelines";
 import { Schemas } from "./schemas";
 import { Access } from "./access";
 import { AuditTrail } from "./audit";
+import { Cluster } from "./cluster";
 import { Configuration } from "./configuration";
 import { Connections } from "./connections";
 import { Caches, DelayedMessages, Peers, Queues, Transactions } from "./holdings";
@@ -44,6 +45,7 @@ const ROWS: PageRow[] = [
   { group: "Broker", path: "/connections", title: "Connections", show: Connections, admin: true },
   { group: "Broker", path: "/access", title: "Users, rules", show: Access, admin: true },
   { group: "Broker", path: "/audit", title: "Audit", show: AuditTrail, admin: true },
+  { group: "Broker", path: "/cluster", title: "Cluster", show: Cluster, admin: true },
   { group: "Broker", path: "/configuration", title: "Configuration", show: Configuration, admin: true },
 ];
 

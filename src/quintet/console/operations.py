@@ -11,6 +11,7 @@ import msgspec
 from quintet.console import wire
 from quintet.console.call import Call, Operation
 from quintet.console.pages import (
+    cluster,
     dead,
     flow,
     holdings,
@@ -69,6 +70,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *holdings.OPERATIONS,
     *identities.OPERATIONS,
     *operators.OPERATIONS,
+    *cluster.OPERATIONS,
     Operation(method="GET", path="/api/live", right="known", asks=Live, stream=_live),
 )
 BY_PLACE: Final = {(operation.method, operation.path): operation for operation in OPERATIONS}
