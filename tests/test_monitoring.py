@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.admin.prometheus import scraping
 from tests.client.server import running
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -71,6 +72,26 @@ def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "QuintetDataDamaged" in done.stdout + done.stderr
+
+
+def test_a_real_prometheus_loads_the_alerts_and_answers_the_panels(tmp_path: Path) -> None:
+    with running() as server, scraping(tmp_path, f"127.0.0.1:{server.ports['admin']}", rules=RULES) as prometheus:
+
+        def evaluated() -> list[dict[str, str]]:
+            groups = prometheus.get("/rules")["data"]["groups"]
+            rules = [rule for group in groups for rule in group["rules"]]
+            return rules if all(rule["health"] != "unknown" for rule in rules) else []
+
+        assert prometheus.value_of("up == 1") == 1
+        rules = prometheus.until(evaluated)
+        assert {rule["health"] for rule in rules} == {"ok"}
+        assert {rule["name"] for rule in rules} == set(
+            re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
+        )
+        for expression in expressions():
+            expression = expression.replace("$__rate_interval", "1m").replace("$instance", ".*")  # as Grafana does
+            assert prometheus.get("/query", query=expression)["status"] == "success", expression
+        assert prometheus.get("/query", query="rate(quintet_topics[")["status"] == "error"  # the control
 
 
 def test_the_dashboard_is_the_one_its_table_makes() -> None:

@@ -1,12 +1,7 @@
 """The protobuf exposition of metrics: read back by protobuf's own library from the published layout, and by a real Prometheus."""
 
-import json
 import math
 import random
-import shutil
-import socket
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +14,9 @@ from quintet.admin.metrics import Family
 from quintet.client.blocking import sync
 from quintet.model.histogram import BOUNDS_S, SCHEMA, Histogram
 from quintet.net.turns import CELLS as TURN_CELLS
+from tests.admin.prometheus import WAIT_S, scraping
 from tests.client.server import running
 
-WAIT_S = 60
 PROMETHEUS = (
     "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,"
     "application/openmetrics-text;version=1.0.0;q=0.8,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -202,53 +197,16 @@ def test_both_forms_of_a_brokers_metrics_say_the_same() -> None:
         )
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 def test_a_real_prometheus_takes_native_histograms(tmp_path: Path) -> None:
-    prometheus = shutil.which("prometheus")
-    if prometheus is None:
-        pytest.skip(
-            "NO PROMETHEUS (Debian's package prometheus): native histograms were decoded by protobuf's library only"
-        )
-
-    def ask(query: str) -> list[Any]:
-        answer = httpx2.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query}, trust_env=False)
-        return list(json.loads(answer.content)["data"]["result"])
-
-    def value_of(query: str) -> float:
-        until = time.monotonic() + WAIT_S
-        while True:
-            try:
-                (found,) = ask(query)
-                return float(found["value"][1])
-            except (httpx2.TransportError, ValueError, KeyError):
-                assert time.monotonic() < until, f"{query} has no value: {(tmp_path / 'log').read_text()[-3000:]}"
-                time.sleep(0.2)
-
-    port = free_port()
     with running() as server, sync.connect(server.url) as bus:
         for number in range(50):
             bus.publish("measured", f"m{number}".encode())
         target = f"127.0.0.1:{server.ports['admin']}"
-        (tmp_path / "config.yml").write_text(
-            f"scrape_configs: [{{job_name: quintet, scrape_interval: 500ms, scrape_timeout: 500ms, static_configs: [{{targets: ['{target}']}}]}}]\n"
-        )
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [prometheus, f"--config.file={tmp_path / 'config.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
-                 f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=native-histograms"],
-                stdout=log, stderr=log,
-            )  # fmt: skip
-        try:
-            assert value_of("up") == 1
-            assert value_of("histogram_count(quintet_append_durable_seconds)") >= 50
-            median = value_of("histogram_quantile(0.5, quintet_append_durable_seconds)")
+        with scraping(tmp_path, target, "--enable-feature=native-histograms") as prometheus:
+            assert prometheus.value_of("up == 1") == 1
+            assert prometheus.value_of("histogram_count(quintet_append_durable_seconds)") >= 50
+            median = prometheus.value_of("histogram_quantile(0.5, quintet_append_durable_seconds)")
             assert 0 < median < WAIT_S
-            assert value_of("quintet_published_messages_total") == 50
-            assert ask("quintet_append_durable_seconds_bucket") == [], "it took the native form, not the classic one"
-        finally:
-            process.terminate()
-            process.wait(WAIT_S)
+            assert prometheus.value_of("quintet_published_messages_total") == 50
+            classic = prometheus.query("quintet_append_durable_seconds_bucket")
+            assert classic == [], "it took the native form, not the classic one"
