@@ -248,7 +248,9 @@ class FilePartition(SyncedPartition):
         self._chunks = _NO_CHUNKS
         self._on(_BEGUN)
         self._shared.committer.flights += 1
-        write = self._open_writer().durable_write(chunks[0], last) if len(chunks) == 1 and not self._inline else None
+        write = None
+        if len(chunks) == 1 and not self._inline:
+            write = (self._writer or self._open_writer()).durable_write(chunks[0], last)
         if write is not None:
             self._shared.scheduler.write(write, partial(self._written_and_synced, chunks))
             return
