@@ -1,6 +1,7 @@
 """Models the files of a node in a cell, and says what a WAL comes to: both written apart from the code they judge.
 
-The model is strict: an offset that is used twice, a hole, a link that does not continue and an intent without its stage raise Wrong.
+The model is strict: an offset that is used twice, a hole, a link that does not continue, an intent without its sealed stage, a stage
+that is sealed without all of its parts, a purge of what is not there and a partition that begins where it has rows raise Wrong.
 A kill keeps the files and takes back the mark's position in the WAL; a power cut also takes any part of what was not synced.
 """
 
@@ -9,7 +10,7 @@ import struct
 from random import Random
 
 from quintet.log.replicated.fold import Fold
-from quintet.log.replicated.records import Entry, EntryKind, Kind, WalRecord, parse
+from quintet.log.replicated.records import Entry, EntryKind, Kind, WalRecord, offset_of, parse, removed_of, stage_of
 from quintet.model.errors import CorruptData
 
 INTENTS = 1  # the topic of intents: a value names a stage
@@ -35,14 +36,25 @@ class Files:
 
     def __init__(self) -> None:
         self.partitions: dict[Place, list[tuple[bytes, bytes]]] = {(INTENTS, 0): []}
-        self.stages: set[bytes] = set()
+        self.starts: dict[Place, int] = {}  # where it was purged, or begun
+        self.parts: dict[str, set[int]] = {}  # of stages that are not sealed
+        self.stages: set[str] = set()  # sealed
+        self.removed: set[str] = set()  # whose files are still there
         self.mark(Fold())
 
     def mark(self, fold: Fold) -> None:
         """Everything is synced up to this place of the WAL."""
         self.fold = fold.copy()
         self._synced = {place: len(rows) for place, rows in self.partitions.items()}
+        self._starts = dict(self.starts)
+        self.stages -= self.removed  # files go when a mark has the removal
+        self.removed = set()
         self._stages = set(self.stages)
+        self._parts = {stage: set(parts) for stage, parts in self.parts.items()}
+
+    def restart(self) -> None:
+        """What only a process knew is gone."""
+        self.removed = set()
 
     def cut_power(self, rng: Random) -> None:
         for place in [*self.partitions]:
@@ -53,7 +65,16 @@ class Files:
                     continue
                 kept = 0
             rows = self.partitions[place]
+            begun = sum(1 for value, _ in rows if not value)
             del rows[rng.randint(kept, len(rows)) :]
+            if len(rows) < begun:  # the file that says where it begins is gone
+                rows.clear()
+            if rng.random() < 0.5 and self.starts.get(place, 0) > begun:  # what was purged since the mark is back
+                self.starts[place] = max(self._starts.get(place, 0), begun)
+            if not rows or not self.starts.get(place):
+                self.starts.pop(place, None)
+        self.starts = {place: start for place, start in self.starts.items() if place in self.partitions}
+        self.parts = {stage: set(parts) for stage, parts in self._parts.items()}
         self.stages = {stage for stage in self.stages if stage in self._stages or rng.random() < 0.5}
 
     def end(self, place: Place) -> tuple[int, bytes]:
@@ -76,8 +97,40 @@ class Files:
                 self.partitions.setdefault((entry.topic_id, partition), [])
         elif entry.kind is EntryKind.TOPIC_DELETED:
             self.partitions = {place: rows for place, rows in self.partitions.items() if place[0] != entry.topic_id}
+            self.starts = {place: start for place, start in self.starts.items() if place[0] != entry.topic_id}
+        elif entry.kind is EntryKind.PURGED:
+            self._purge((entry.topic_id, entry.partition), offset_of(entry))
+        elif entry.kind is EntryKind.BEGUN:
+            self._begin((entry.topic_id, entry.partition), offset_of(entry))
         elif entry.kind is EntryKind.STAGE:
-            self.stages.add(entry.body)
+            stage, position, _ = stage_of(entry)
+            if stage not in self.stages:
+                self.parts.setdefault(stage, set()).add(position)
+        elif entry.kind is EntryKind.STAGE_SEALED:
+            self._seal(*stage_of(entry)[:2])
+        elif entry.kind is EntryKind.STAGES_REMOVED:
+            self.removed |= {*removed_of(entry)}
+
+    def _purge(self, place: Place, end: int) -> None:
+        if end > len(self.partitions[place]):
+            raise Wrong(f"{place} is purged below {end} and has {len(self.partitions[place])}")
+        if end:
+            self.starts[place] = max(self.starts.get(place, 0), end)
+
+    def _begin(self, place: Place, base: int) -> None:
+        rows = self.partitions[place]
+        if not rows:
+            rows += [(b"", b"")] * base
+            self.starts[place] = base
+        elif len(rows) < base:
+            raise Wrong(f"{place} begins at {base} and has {len(rows)}")
+
+    def _seal(self, stage: str, parts: int) -> None:
+        if stage in self.stages:
+            return
+        if self.parts.pop(stage, set()) != {*range(parts)}:
+            raise Wrong(f"stage {stage} is sealed without all of its {parts} parts")
+        self.stages.add(stage)
 
     def _append(self, place: Place, body: bytes) -> None:
         (base,) = _BASE.unpack_from(body)
@@ -93,7 +146,7 @@ class Files:
             raise Wrong(f"{place} has a hole from {len(rows)} to {base}")
         if found != link(rows[-1][1] if rows else b"", base, value):
             raise Wrong(f"{place}: the link at offset {base} does not continue the chain")
-        if place[0] == INTENTS and value not in self.stages:
+        if place[0] == INTENTS and value.decode() not in self.stages:
             raise Wrong(f"an intent names stage {value!r}, which is not there")
         rows.append((value, found))
 

@@ -16,10 +16,21 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final
 
-from quintet.log.replicated.records import Entry, EntryKind, WalRecord, topic_deleted
+from quintet.log.replicated.records import (
+    Entry,
+    EntryKind,
+    WalRecord,
+    begun,
+    purged,
+    stage_part,
+    stage_sealed,
+    stages_removed,
+    topic_deleted,
+)
 from quintet.log.replicated.replica import Replica, Timing
 from tests.log.cell_files import INTENTS, Files, Place, Wrong, batch_entry, truth
 
@@ -69,6 +80,7 @@ class Node:
     def start(self) -> None:
         self.life += 1
         self.waiting, self.arrives = {}, self.world.time
+        self.files.restart()
         instance = self.world.rng.randbytes(8)
         self.replica = self.world.replica(self.name, instance, self.files.fold.copy(), TIMING, self)
         self.replica.start(self.clock())
@@ -185,6 +197,10 @@ class Node:
                 self.ends = {place: end for place, end in self.ends.items() if place[0] != gone}
             elif luck < 0.25:
                 self._commit_stage(entries, acknowledge)
+            elif luck < 0.3:
+                place = rng.choice([place for place in self.ends if place[0] != INTENTS])
+                entries.append(purged(*place, self.ends[place][0]))
+                acknowledge.append(partial(world.purged, place, self.ends[place][0]))
             else:
                 self._write(
                     rng.choice([place for place in self.ends if place[0] != INTENTS]),
@@ -203,12 +219,25 @@ class Node:
         topic_id = self.world.topic_id()
         entries.append(Entry(EntryKind.TOPIC, topic_id, 2, b""))
         self.topics.add(topic_id)
-        self.ends |= {(topic_id, 0): (0, b""), (topic_id, 1): (0, b"")}
+        base = self.world.rng.choice((0, 0, 7))  # some were in memory before
+        if base:
+            entries.append(begun(topic_id, 0, base))
+        self.ends |= {(topic_id, 0): (base, b""), (topic_id, 1): (0, b"")}
 
     def _commit_stage(self, entries: list[Entry], acknowledge: list[Callable[[], None]]) -> None:
-        value = self.world.value()
-        entries.append(Entry(EntryKind.STAGE, 0, 0, value))
+        """Its parts, its seal, the intent; each may be in a record of its own. It is removed when the intent is carried out."""
+        value, parts = self.world.value(), self.world.rng.randint(1, 3)
+        stage = value.decode()
+        for number in range(parts):
+            entries.append(stage_part(stage, number, b"part"))
+            if self.world.rng.random() < 0.3:
+                self.ship([*entries], [*acknowledge])
+                entries.clear()
+                acknowledge.clear()
+        entries.append(stage_sealed(stage, parts))
         self._write((INTENTS, 0), value, entries, acknowledge)
+        if self.world.rng.random() < 0.5:
+            entries.append(stages_removed([stage]))
 
     def _write(self, place: Place, value: bytes, entries: list[Entry], acknowledge: list[Callable[[], None]]) -> None:
         base, before = self.ends[place]
@@ -234,6 +263,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.acks: list[tuple[Place, int, bytes]] = []
         self.length: dict[Place, int] = {}  # acknowledged so far
+        self.purges: dict[Place, int] = {}  # the same
         self._events: list[tuple[int, int, Node | None, int, Callable[[], None]]] = []
         self._number = self._values = self._topics = 0
         self._topics = INTENTS
@@ -284,6 +314,9 @@ class World:
         self.acks.append((place, base, value))
         self.length[place] = max(self.length.get(place, 0), base + 1)
         self.counts["acknowledged"] += 1
+
+    def purged(self, place: Place, end: int) -> None:
+        self.purges[place] = max(self.purges.get(place, 0), end)
 
     def restart(self, node: Node) -> None:
         node.stop()
@@ -367,7 +400,14 @@ class World:
                 raise Wrong(f"{node.name} has read {node.replica.fold.next} of {len(self.wal)} records")
             if node.files.partitions != expected.partitions:
                 raise Wrong(f"{node.name} has other files than the WAL comes to")
-        values = Counter(value for rows in expected.partitions.values() for value, _ in rows)
+            if node.files.starts != expected.starts:
+                raise Wrong(f"{node.name} has other purges than the WAL comes to")
+            if missing := expected.stages - expected.removed - node.files.stages:
+                raise Wrong(f"{node.name} has not the stages {sorted(missing)[:3]} that the WAL has")
+        for place, end in self.purges.items():
+            if place in expected.partitions and expected.starts.get(place, 0) < end:
+                raise Wrong(f"{place} was purged below {end}, and has what is from {expected.starts.get(place, 0)} on")
+        values = Counter(value for rows in expected.partitions.values() for value, _ in rows if value)
         if values and max(values.values()) > 1:
             raise Wrong(f"written twice: {values.most_common(3)}")
         for place, base, value in self.acks:

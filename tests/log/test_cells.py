@@ -117,20 +117,51 @@ class IntentFirst(Node):
 
     def _commit_stage(self, entries: list[Entry], acknowledge: list[Callable[[], None]]) -> None:
         value = self.world.value()
-        self.files.stages.add(value)  # as its own disk has it
+        self.files.stages.add(value.decode())  # as its own disk has it
         self._write((INTENTS, 0), value, entries, acknowledge)
-        entries.append(Entry(EntryKind.STAGE, 0, 0, value))
+        entries += [records.stage_part(value.decode(), 0, b"part"), records.stage_sealed(value.decode(), 1)]
+
+
+class SealsEarly(Node):
+    """Seals a stage without shipping all of it."""
+
+    def _commit_stage(self, entries: list[Entry], acknowledge: list[Callable[[], None]]) -> None:
+        value = self.world.value()
+        self.files.stages.add(value.decode())
+        entries += [records.stage_part(value.decode(), 0, b"part"), records.stage_sealed(value.decode(), 2)]
+        self._write((INTENTS, 0), value, entries, acknowledge)
+
+
+class PurgesAlone(Node):
+    """Purges its own files, and ships nothing of it."""
+
+    def ship(self, entries: list[Entry], acknowledge: list[Callable[[], None]]) -> None:
+        super().ship([entry for entry in entries if entry.kind is not EntryKind.PURGED], acknowledge)
+
+
+class BeginsAlone(Node):
+    """Does not ship where a partition begins that was in memory."""
+
+    def ship(self, entries: list[Entry], acknowledge: list[Callable[[], None]]) -> None:
+        super().ship([entry for entry in entries if entry.kind is not EntryKind.BEGUN], acknowledge)
 
 
 SABOTAGES: list[tuple[type[Replica], type[Node], str]] = [
     (AcknowledgesOnAnswer, Node, "lost|other files|another batch|acknowledged before|may answer"),
-    (LeadsOnAnswer, Node, "hole|another batch|link|lost|not there|other files"),
+    (
+        LeadsOnAnswer,
+        Node,
+        "hole|another batch|link|lost|not there|other files|without all|begins at|is purged|other purges|acknowledged before",
+    ),
     (LeaseFromAnswer, Node, "may answer|were acknowledged before"),
     (AnswersWithoutLease, Node, "may answer|were acknowledged before"),
     (HoldsNothing, Node, "may answer|were acknowledged before"),
     (CountsAnyOrder, Node, "hole|another batch|link|twice|not there|other files"),
     (Replica, WritesFirst, "another batch|other files|link|hole"),
     (Replica, IntentFirst, "an intent names stage"),
+    (Replica, SealsEarly, "without all of its 2 parts"),
+    (Replica, PurgesAlone, "was purged below"),
+    (Replica, BeginsAlone, "has a hole"),
 ]
 
 

@@ -195,6 +195,10 @@ class Log(Protocol):
         """Take a changed spec: retention and the like, or a memory topic that becomes durable (what it holds is written
         out first). A durable topic does not become a memory one."""
 
+    def when_durable(self, topic_id: int, done: Callable[[], None]) -> None:
+        """done() once what a topic took over by `alter_topic` is as durable as it promises: at once, if that was written there.
+        Nothing may be appended meanwhile."""
+
     def purge_topic(self, topic_id: int, done: Callable[[Exception | None], None]) -> None:
         """Remove all that is visible in a topic; its offsets go on. done(error) when it would stay gone after a restart: an
         append that is under way is waited for, and what comes later stays."""

@@ -520,6 +520,8 @@ class Topics:
             try:
                 self._log.alter_topic(spec)
                 topic.spec = spec
+                self._log.when_durable(spec.id, partial(topic.release, None))
+                return
             except QuintetError as refused:
                 error = refused
         topic.release(error)
@@ -558,6 +560,7 @@ class Topics:
             topic.release(None)
             raise
         self._harden(topic, spec, None)
+        await topic.ready()
         return topic
 
     async def purge(self, raw: bytes) -> Topic:

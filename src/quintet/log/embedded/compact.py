@@ -145,7 +145,7 @@ def _retain(
         size -= segment.end
         doomed.append(segment)
     if doomed:
-        _remove(shared, partition, doomed)
+        remove_segments(shared, partition, doomed)
     else:
         partition.released()
 
@@ -165,10 +165,10 @@ def purge(shared: Shared, partition: FilePartition, done: Callable[[Exception | 
     else:
         partition.working = True
         partition.cache.clear()
-        _remove(shared, partition, partition.segments[:-1], done)
+        remove_segments(shared, partition, partition.segments[:-1], done)
 
 
-def _remove(
+def remove_segments(
     shared: Shared,
     partition: FilePartition,
     doomed: list[Segment],

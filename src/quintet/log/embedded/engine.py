@@ -101,7 +101,7 @@ class EmbeddedLog:
         if self._anchors is not None:
             self._shared.before_removal = self._anchors.before_removal
         self.identity = ""  # `recover` reads it, or makes it
-        self.stages = FileStages(self._shared, self._directory)
+        self.stages: FileStages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
         self._entries: dict[int, bytes] = {}  # by place_number
@@ -399,6 +399,9 @@ class EmbeddedLog:
                 if isinstance(partition, FilePartition) and spec.durability == "interval":
                     self._shared.upkeep.sync_soon(partition)
         self.open_topic(spec)
+
+    def when_durable(self, topic_id: int, done: Callable[[], None]) -> None:
+        done()  # alter_topic has written it out
 
     def purge_topic(self, topic_id: int, done: Callable[[Exception | None], None]) -> None:
         partitions = [self._current(partition) for partition in self._topics[topic_id]]

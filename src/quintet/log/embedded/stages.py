@@ -39,8 +39,8 @@ _HEADER: Final = struct.Struct("<8sIIII qq HHI")
 _ENTRY_MAGIC: Final = b"QSE1"
 _ENTRY: Final = struct.Struct("<4sIIIIIQ")
 _U32: Final = struct.Struct("<I")
-_OPEN: Final = ".part"
-_SEALED: Final = ".stage"
+OPEN: Final = ".part"
+SEALED: Final = ".stage"
 assert _HEADER.size == 48
 assert _ENTRY.size == ENTRY_BYTES
 
@@ -104,7 +104,7 @@ class FileStage:
         try:
             self._open()
             self._disk.fdatasync(self._handle)
-            self._disk.rename(path + _OPEN, path + _SEALED)
+            self._disk.rename(path + OPEN, path + SEALED)
             self._disk.fsync_dir(self._folder)
         except OSError as error:
             raise _refused(self.id, error) from error
@@ -114,7 +114,7 @@ class FileStage:
     def discard(self) -> None:
         with suppress(OSError):
             self._close()
-        for name in (self.id + _OPEN, self.id + _SEALED):
+        for name in (self.id + OPEN, self.id + SEALED):
             with suppress(OSError):  # not there; or it is removed by whoever is told that the stage is given up
                 self._disk.unlink(f"{self._folder}/{name}")
 
@@ -123,7 +123,7 @@ class FileStage:
             return
         if self._disk.mkdir(self._folder):
             self._disk.fsync_dir(self._folder.rpartition("/")[0])
-        self._handle = self._disk.open(f"{self._folder}/{self.id}{_OPEN}", create=True, write=True)
+        self._handle = self._disk.open(f"{self._folder}/{self.id}{OPEN}", create=True, write=True)
         self._disk.pwritev(self._handle, [self._header()], 0)
 
     def _close(self) -> None:
@@ -146,7 +146,7 @@ class FileStage:
     @classmethod
     def found(cls, disk: Disk, folder: str, id: str, low: Callable[[], Exception | None]) -> "FileStage":
         """A sealed stage as the last run left it. CorruptData if it does not add up."""
-        handle = disk.open(f"{folder}/{id}{_SEALED}")
+        handle = disk.open(f"{folder}/{id}{SEALED}")
         try:
             size = disk.size(handle)
             header = disk.pread(handle, HEADER_BYTES, 0)
@@ -181,6 +181,8 @@ class FileStage:
 class FileStages:
     """All stages of a data directory. See log.base.Stages."""
 
+    stage_type: type[FileStage] = FileStage
+
     def __init__(self, shared: Shared, directory: str) -> None:
         self._shared = shared
         self._folder = f"{directory}/stages"
@@ -190,7 +192,7 @@ class FileStages:
         if _HEADER.size + len(owner.encode()) + len(writer.encode()) > LOG_AT:
             raise BadName("the names of the owner and the writer are too long for a stage", hint="use shorter ones")
         now = self._shared.scheduler.now()
-        return FileStage(self._shared.disk, self._folder, id, owner, writer, epoch, now, self._low, self.log)
+        return self.stage_type(self._shared.disk, self._folder, id, owner, writer, epoch, now, self._low, self.log)
 
     def _low(self) -> Exception | None:
         return self._shared.low
@@ -198,15 +200,15 @@ class FileStages:
     def load(self) -> list[FileStage]:
         disk, found = self._shared.disk, []
         for name in disk.listdir(self._folder):
-            if name.endswith(_SEALED):
+            if name.endswith(SEALED):
                 try:
-                    stage = FileStage.found(disk, self._folder, name.removesuffix(_SEALED), self._low)
+                    stage = FileStage.found(disk, self._folder, name.removesuffix(SEALED), self._low)
                     if stage.log not in ("", self.log):
                         raise CorruptData(f"stage {stage.id}: it was handed to the log {stage.log}, this is {self.log}")
                     found.append(stage)
                 except (CorruptData, OSError, UnicodeDecodeError) as error:
                     self._shared.report("stage_damaged", {"stage": name, "error": str(error), "kept": "the file"})
-            elif name.endswith(_OPEN):
+            elif name.endswith(OPEN):
                 disk.unlink(f"{self._folder}/{name}")
         return found
 
@@ -215,7 +217,7 @@ class FileStages:
 
     def _read(self, id: str, position: int, length: int) -> bytes:
         disk = self._shared.disk
-        handle = disk.open(f"{self._folder}/{id}{_SEALED}")
+        handle = disk.open(f"{self._folder}/{id}{SEALED}")
         try:
             data = disk.pread(handle, length, position)
             seed = _U32.unpack(disk.pread(handle, 4, 16))[0]
@@ -238,7 +240,7 @@ class FileStages:
         disk = self._shared.disk
         there = set(disk.listdir(self._folder))
         failed: OSError | None = None
-        for name in (id + kind for id in ids for kind in (_OPEN, _SEALED)):
+        for name in (id + kind for id in ids for kind in (OPEN, SEALED)):
             if name in there:
                 try:
                     disk.unlink(f"{self._folder}/{name}")
@@ -258,11 +260,11 @@ def damages(disk: Disk, directory: str) -> Iterator[tuple[str, int, int, str]]:
     """(file, position, length, what) of all that does not check out in sealed stages. Read-only."""
     folder = f"{directory}/stages"
     for name in disk.listdir(folder):
-        if not name.endswith(_SEALED):
+        if not name.endswith(SEALED):
             continue
         path = f"{folder}/{name}"
         try:
-            stage = FileStage.found(disk, folder, name.removesuffix(_SEALED), lambda: None)
+            stage = FileStage.found(disk, folder, name.removesuffix(SEALED), lambda: None)
         except (CorruptData, OSError, UnicodeDecodeError) as error:
             yield path, 0, 0, str(error)
             continue

@@ -1,9 +1,9 @@
-"""Runs one node of a cell: an embedded log whose writes go through the WAL. No option of the configuration starts it yet (ADR 39).
+"""Runs one node of a cell: an embedded log whose writes go through the WAL (ADR 39). `engine = "kafka"` starts it.
 
 A follower reads the WAL into its files and serves nothing. When it leads, whoever started it builds the broker on this log. When it
 is fenced, `ended` is called once, and the process must end without another answer: it comes back as a follower.
 
-Not replicated yet, and refused: stages, purging, a memory topic that becomes durable. The WAL is not trimmed yet.
+The WAL is not trimmed yet. A topic in memory is the leader's alone, until it becomes durable.
 
 At a start the WAL is read from the applied mark on (mark.py). The files of a deleted topic go only when a mark has its deletion: its
 batches could not be applied again to a topic that is gone. Until then the mark names it, and a start removes what is left of it.
@@ -11,26 +11,39 @@ batches could not be applied again to a topic that is gone. Until then the mark 
 
 import os.path
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.log.embedded.partitions.shared import Report
-from quintet.log.embedded.stages import FileStage, FileStages
 from quintet.log.replicated.fold import Fold
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.mark import NAME, AppliedMark, load, store
 from quintet.log.replicated.partition import CellPartition
-from quintet.log.replicated.records import Entry, EntryKind, WalRecord, spec_of, topic, topic_deleted
+from quintet.log.replicated.records import (
+    Entry,
+    EntryKind,
+    WalRecord,
+    offset_of,
+    purged,
+    removed_of,
+    spec_of,
+    stage_of,
+    topic,
+    topic_deleted,
+)
 from quintet.log.replicated.replica import DEFAULT_TIMING, Replica, Timing
 from quintet.log.replicated.shipping import Shippable, Shipping
+from quintet.log.replicated.stages import CellStages
+from quintet.log.replicated.states import State
 from quintet.model import limits
-from quintet.model.errors import CorruptData, DataDirError, QuintetError, StorageError
+from quintet.model.errors import CorruptData, DataDirError, QuintetError, ShuttingDown, StorageError
 from quintet.model.scheduler import Scheduler
 
 TICK_US: Final = 50_000
@@ -38,8 +51,56 @@ MAINTAIN_TICKS: Final = 2  # of a follower: its broker, which would do it, is no
 MARK_INTERVAL_US: Final = 1_000_000
 
 
+class NodeRole(StrEnum):
+    """What a node does now."""
+
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"  # has claimed: it reads up to its claim, or waits until the lease before is over
+    LEADER = "leader"
+    ENDED = "ended"
+
+
+_ROLES: Final = {
+    State.FOLLOWING: NodeRole.FOLLOWER,
+    State.CLAIMING: NodeRole.CANDIDATE,
+    State.DRAINING: NodeRole.CANDIDATE,
+    State.WAITING: NodeRole.CANDIDATE,
+    State.LEADING: NodeRole.LEADER,
+    State.CHECKING: NodeRole.LEADER,
+    State.FENCED: NodeRole.ENDED,
+}
+
+
+class LeaderNode(NamedTuple):
+    """Who leads, as its claim says. host "": it advertises none."""
+
+    name: str
+    host: str
+
+
+class NodeStatus(NamedTuple):
+    """What a node knows of itself and of its cell."""
+
+    node: str
+    role: NodeRole
+    epoch: int  # in force, as far as this node has read
+    leader: LeaderNode | None
+    applied: int  # the WAL offset that is applied next
+    lag_records: int  # in the WAL and not applied; those under way of a leader
+    lag_seconds: float  # since it had applied all; of a leader: 0
+    weaknesses: tuple[str, ...]  # what the WAL promises less than the default
+
+
 class Wal(Protocol):
     """What a node needs of a transport; KafkaWal is one."""
+
+    @property
+    def end(self) -> int:
+        """One past the last record that is known to be in the WAL; -1: nobody has looked yet."""
+
+    @property
+    def weaknesses(self) -> list[str]:
+        """What it promises less than the default."""
 
     def prepare(self, known: WalIdentity | None) -> WalIdentity: ...
 
@@ -70,30 +131,39 @@ class ReplicatedLog(EmbeddedLog):
         wal: Wal,
         node: str,
         *,
+        hand: Callable[[Callable[[], None]], object],
+        host: str = "",
         timing: Timing = DEFAULT_TIMING,
         **options: Any,
     ) -> None:
-        """options: of EmbeddedLog."""
+        """hand: calls on the loop, from any thread. host: what this node advertises. options: of EmbeddedLog."""
         super().__init__(directory, disk, scheduler, report, **options)
         self._shared.committer = self._shipping = Shipping(disk, scheduler, report)
         self._shipping.directory = self._directory
         self._shipping.ship = self._ship
         self._shipping.failed = self._local_failed
-        self.stages = _RefusedStages(self._shared, self._directory)
+        self.hand = hand
+        self.stages: CellStages = CellStages(self._shared, self._directory, self)
+        self._stage_epoch = 0  # of the last record that was applied: stages do not outlive their leader unsealed
         self._wal = wal
         self._specs: dict[int, TopicSpec] = {}  # as they were shipped
         self._applied: dict[int, TopicSpec] = {}  # as far as they count
         self._deleted: set[int] = set()  # whose files may still be there
         self._next_mark: AppliedMark | None = None  # that waits for syncs
         self._unsynced: dict[Shippable, int] = {}  # partitions it waits for, up to which offset
+        self._owed: set[object] = set()  # what is being done to files beside partitions
+        self._unpaid: set[object] = set()  # of these: what it waits for
         self._marked = -1  # the WAL offset of the last one that was stored
         self._marked_at = 0
         self._storing = False
         # What is done when a mark has reached a WAL offset.
         self._behind_mark: list[tuple[int, Callable[[], None]]] = []
         instance = b"".join(disk.entropy().to_bytes(4, "little") for _ in range(2))
-        self.replica = Replica(node, instance, Fold(), timing, self)
+        self.replica = Replica(node, instance, Fold(), timing, self, host)
         self._ticks = 0
+        self._caught_up = 0  # when all of the WAL was applied, as far as it was known
+        self._role_seen: tuple[NodeRole, LeaderNode | None] = (NodeRole.FOLLOWER, None)
+        self._role_watchers: list[Callable[[], None]] = []
         self._leading: Callable[[], None]
         self._ended: Callable[[str], None]
         self._over = False
@@ -126,13 +196,15 @@ class ReplicatedLog(EmbeddedLog):
             super().delete_topic(topic_id)
         for spec in mark.specs.values():
             super().open_topic(spec)
+        self.stages.recover(mark.removed_stages)
         self._specs, self._applied = dict(mark.specs), dict(mark.specs)
         self.replica.fold = mark.fold
-        self._marked = mark.fold.next
+        self._marked, self._stage_epoch = mark.fold.next, mark.fold.epoch
 
     def take_part(self, leading: Callable[[], None], ended: Callable[[str], None]) -> None:
         """Follow. leading(): this node leads, and everything before is in its files. ended(reason): it must end now."""
         self._leading, self._ended = leading, ended
+        self._caught_up = self._scheduler.monotonic()
         self.replica.start(self._scheduler.monotonic())
         self._tick()
 
@@ -143,7 +215,11 @@ class ReplicatedLog(EmbeddedLog):
         self._ticks += 1
         if not self.replica.leads and self._ticks % MAINTAIN_TICKS == 0:
             self.maintain(self._scheduler.now())
-        self._look_at_mark(self._scheduler.monotonic())
+        monotonic = self._scheduler.monotonic()
+        self._look_at_mark(monotonic)
+        if self.replica.leads or self.replica.fold.next >= self._wal.end:
+            self._caught_up = monotonic
+        self._look_at_role()
         self._scheduler.later(TICK_US, self._tick)
 
     def _look_at_mark(self, monotonic: int) -> None:
@@ -156,13 +232,14 @@ class ReplicatedLog(EmbeddedLog):
                 return
             self._marked_at = monotonic
             self._deleted = {found for found in self._deleted if self._disk.is_dir(self._topic_path(found))}
-            self._next_mark = AppliedMark(fold.copy(), dict(self._applied), tuple(self._deleted))
+            self._next_mark = AppliedMark(fold.copy(), dict(self._applied), tuple(self._deleted), self.stages.removed)
+            self._unpaid = set(self._owed)
             self._unsynced |= {partition: partition.end for partition in self._shipping.touched}
             self._shipping.touched.clear()
         for partition, end in list(self._unsynced.items()):
             if partition.is_synced(end) or partition.topic_id not in self._topics:
                 del self._unsynced[partition]
-        if not self._unsynced:
+        if not self._unsynced and not self._unpaid:
             self._storing = True
             work = partial(store, self._disk, self._directory, self._next_mark)
             self._scheduler.offload(work, partial(self._mark_stored, self._next_mark.fold.next))
@@ -178,11 +255,60 @@ class ReplicatedLog(EmbeddedLog):
         for call in due:
             call()
 
+    def owe(self, what: object) -> None:
+        """No mark may be stored until this is paid."""
+        self._owed.add(what)
+
+    def pay(self, what: object) -> None:
+        self._owed.discard(what)
+        self._unpaid.discard(what)
+
+    def behind_mark(self, call: Callable[[], None]) -> None:
+        """Call when a mark has what was read or confirmed so far."""
+        self._behind_mark.append((self.replica.fold.next, call))
+
     def _end_with(self, reason: str) -> None:
         if not self._over:
             self._over = True
             self._report("node_ended", {"node": self.replica.node, "reason": reason})
+            self._look_at_role()
             self._ended(reason)
+
+    # -- what others ask about it --------------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> NodeRole:
+        return NodeRole.ENDED if self._over else _ROLES[self.replica.state]
+
+    @property
+    def leader_node(self) -> LeaderNode | None:
+        """Who leads, as far as this node knows; None: nobody has claimed yet, or nothing was heard for longer than a leader may be silent."""
+        fold, role = self.replica.fold, self.role
+        if role is not NodeRole.LEADER and (
+            not fold.node
+            or fold.instance == self.replica.instance
+            or self.replica.silent_us(self._scheduler.monotonic()) >= self.replica.timing.silence_us
+        ):
+            return None
+        return LeaderNode(fold.node, fold.host)
+
+    def on_role_change(self, call: Callable[[], None]) -> None:
+        """Call whenever `role` or `leader_node` is another one, on the loop."""
+        self._role_watchers.append(call)
+
+    def _look_at_role(self) -> None:
+        now = (self.role, self.leader_node)
+        if now != self._role_seen:
+            self._role_seen = now
+            for call in self._role_watchers:
+                call()
+
+    def status(self) -> NodeStatus:
+        replica, role = self.replica, self.role
+        lag = replica.unconfirmed if role is NodeRole.LEADER else max(self._wal.end - replica.fold.next, 0)
+        seconds = (self._scheduler.monotonic() - self._caught_up) / 1e6 if lag and role is not NodeRole.LEADER else 0.0
+        place = (replica.fold.epoch, self.leader_node, replica.fold.next)
+        return NodeStatus(replica.node, role, *place, lag, seconds, tuple(self._wal.weaknesses))
 
     def may_answer(self) -> bool:
         return self.replica.may_answer(self._scheduler.monotonic())
@@ -190,12 +316,18 @@ class ReplicatedLog(EmbeddedLog):
     def _local_failed(self, error: StorageError) -> None:
         self._end_with(f"this node cannot write what the WAL has confirmed: {error}")
 
+    stage_failed = _local_failed
+
     def close(self, done: Callable[[], None]) -> None:
         def closed() -> None:
             self._over = True
             self._wal.close()
             done()
 
+        self.stages.stop()
+        if not self.replica.leads:  # a leader still writes what it took; a follower reads no more, and does not claim
+            self._over = True
+            self._wal.stop_reading()
         super().close(closed)
 
     # -- what the replica asks for -------------------------------------------------------------------------------------
@@ -249,7 +381,7 @@ class ReplicatedLog(EmbeddedLog):
         """The broker reads its tables at its start: what was applied must be in them. It answers: there must be a lease."""
         partitions = (partition for found in self._topics.values() for partition in found)
         occupied = any(isinstance(partition, CellPartition) and partition.is_occupied for partition in partitions)
-        if occupied or not self.may_answer():
+        if occupied or self.stages.is_occupied or not self.may_answer():
             self._scheduler.later(TICK_US, self._when_written)
         elif not self._over:
             self._leading()
@@ -258,33 +390,75 @@ class ReplicatedLog(EmbeddedLog):
         self._end_with(reason)
 
     def apply(self, offset: int, record: WalRecord) -> None:
+        if record.epoch != self._stage_epoch:
+            self._stage_epoch = record.epoch
+            self.stages.drop_unsealed()
         for entry in record.entries:
             self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.BATCH:
-            partitions = self._topics.get(entry.topic_id, [])
-            partition = partitions[entry.partition] if entry.partition < len(partitions) else None
-            if not isinstance(partition, CellPartition):
-                raise CorruptData(
-                    f"the WAL has a batch for partition {entry.partition} of topic {entry.topic_id}, which is not there"
-                )
-            partition.apply(bytearray(entry.body))
-        elif entry.kind is EntryKind.TOPIC:
+        kind = entry.kind
+        if kind is EntryKind.BATCH:
+            self._partition_of(entry).apply(bytearray(entry.body))
+        elif kind is EntryKind.TOPIC:
             spec = self._specs[entry.topic_id] = self._applied[entry.topic_id] = spec_of(entry)
             if spec.id in self._topics:
                 super().alter_topic(spec)
             else:
                 super().open_topic(spec)
-        elif entry.kind is EntryKind.TOPIC_DELETED:
+        elif kind is EntryKind.TOPIC_DELETED:
             self._specs.pop(entry.topic_id, None)
             self._delete_behind_mark(entry.topic_id)
+        elif kind is EntryKind.PURGED:
+            self._apply_purge(self._partition_of(entry), offset_of(entry))
+        elif kind is EntryKind.BEGUN:
+            self._partition_of(entry).begin_at(offset_of(entry))
+        elif kind is EntryKind.STAGE:
+            self.stages.apply_part(*stage_of(entry))
+        elif kind is EntryKind.STAGE_SEALED:
+            self.stages.apply_sealed(*stage_of(entry)[:2])
+        elif kind is EntryKind.STAGES_REMOVED:
+            self.stages.apply_removed(removed_of(entry))
+
+    def _partition_of(self, entry: Entry) -> CellPartition:
+        partitions = self._topics.get(entry.topic_id, [])
+        partition = partitions[entry.partition] if entry.partition < len(partitions) else None
+        if not isinstance(partition, CellPartition):
+            what = entry.kind.name.lower().replace("_", " ")
+            raise CorruptData(
+                f"the WAL has an entry ({what}) for partition {entry.partition} of topic {entry.topic_id}, which is not there"
+            )
+        return partition
+
+    def _apply_purge(self, partition: CellPartition, end: int) -> None:
+        if end > partition.end:
+            raise CorruptData(
+                f"{partition.directory}: the WAL purges below offset {end}, the files end at {partition.end}",
+                hint="files are missing: make this node's data directory anew",
+            )
+        if end == partition.end:
+            partition.end_segment()
+        self._purge_below(partition, end, lambda error: None)
+
+    def _purge_below(self, partition: CellPartition, end: int, done: Callable[[Exception | None], None]) -> None:
+        """The purge counts: no mark has it before the files are gone."""
+        what = (partition, end)
+        self.owe(what)
+
+        def gone(error: Exception | None) -> None:
+            if error is None or partition.topic_id not in self._applied:  # its topic is deleted
+                self.pay(what)
+            elif not isinstance(error, ShuttingDown):  # then no mark has it, and it is done at the next start
+                self._local_failed(error if isinstance(error, StorageError) else StorageError(str(error)))
+            done(error)
+
+        partition.purge_below(end, gone)
 
     def _delete_behind_mark(self, topic_id: int) -> None:
         """The deletion counts: the files go when a mark says so too."""
         self._applied.pop(topic_id, None)
         self._deleted.add(topic_id)
-        self._behind_mark.append((self.replica.fold.next, partial(EmbeddedLog.delete_topic, self, topic_id)))
+        self.behind_mark(partial(EmbeddedLog.delete_topic, self, topic_id))
 
     def _topic_path(self, topic_id: int) -> str:
         return os.path.dirname(self._path(topic_id, 0))
@@ -313,14 +487,54 @@ class ReplicatedLog(EmbeddedLog):
             self._shipping.change(topic(spec), partial(self._applied.__setitem__, spec.id, spec))
 
     def alter_topic(self, spec: TopicSpec) -> None:
-        if spec.durability != "memory" and spec.id not in self._specs:
-            raise DataDirError(f"topic {spec.name}: a memory topic does not become durable in a cell: make another one")
+        """A partition in memory that becomes durable ships what it holds (`CellPartition.adopt`), behind the spec."""
         self._announce(spec)
         super().alter_topic(spec)
 
+    def when_durable(self, topic_id: int, done: Callable[[], None]) -> None:
+        partitions = [found for found in self._topics.get(topic_id, []) if isinstance(found, CellPartition)]
+        left = len(partitions) + 1
+
+        def one_idle() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done()
+
+        for partition in partitions:
+            partition.when_idle(one_idle)
+        one_idle()
+
+    def ship_stage(self, entry: Entry, then: Callable[[], None]) -> None:
+        self._shipping.change(entry, then)
+
     def purge_topic(self, topic_id: int, done: Callable[[Exception | None], None]) -> None:
-        error = StorageError("a topic of a cell cannot be purged yet", hint="delete it and make it again")
-        self._scheduler.soon(partial(done, error))
+        if topic_id not in self._specs:
+            super().purge_topic(topic_id, done)
+            return
+        partitions = [found for found in self._topics[topic_id] if isinstance(found, CellPartition)]
+        left, first = len(partitions), list[Exception]()
+
+        def one_done(error: Exception | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None:
+                first.append(error)
+            if not left:
+                done(first[0] if first else None)
+
+        for partition in partitions:
+            partition.when_idle(partial(self._purge, partition, one_done))
+
+    def _purge(self, partition: CellPartition, done: Callable[[Exception | None], None]) -> None:
+        """Nothing is under way: what is appended from here on is behind the entry, and begins a segment."""
+        end = partition.end
+        if partition.failure is not None or partition.start >= end:
+            done(partition.failure)
+            return
+        partition.end_segment()
+        count = partial(self._purge_below, partition, end, done)
+        self._shipping.change(purged(partition.topic_id, partition.number, end), count)
 
     def delete_topic(self, topic_id: int) -> None:
         if self._specs.pop(topic_id, None) is None:
@@ -340,12 +554,3 @@ class ReplicatedLog(EmbeddedLog):
             partition.refuse_appends()
         for partition in partitions:
             partition.when_idle(one_idle)
-
-
-class _RefusedStages(FileStages):
-    """Parts of a stage would have to be in the WAL before an intent names them."""
-
-    def open(self, id: str, owner: str, writer: str, epoch: int) -> FileStage:
-        raise StorageError(
-            "staged writes (Spark, Flight) are not taken by a cell yet", hint="publish over another door"
-        )

@@ -9,7 +9,7 @@
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from quintet.log.replicated.records import Kind, WalRecord
+from quintet.log.replicated.records import Kind, WalRecord, host_of
 from quintet.model.errors import StorageError
 
 
@@ -35,6 +35,7 @@ class Fold:
     sequence: int = 0  # of the next data record that counts
     node: str = ""  # who has the epoch in force
     instance: bytes = b""
+    host: str = ""  # by which others reach that node
 
     def copy(self) -> "Fold":
         return replace(self)
@@ -54,6 +55,7 @@ class Fold:
                 return Verdict.IGNORED
             self.epoch = self.top = record.epoch
             self.node, self.instance, self.sequence = record.node, record.instance, 0
+            self.host = host_of(record)
             return Verdict.CLAIMED
         if record.epoch > self.top:
             raise WalReplaced(

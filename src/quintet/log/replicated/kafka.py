@@ -99,6 +99,14 @@ class KafkaWal:
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._reading: _Reading | None = None
+        self.end = -1  # one past the last record that a reading thread knows of
+
+    @property
+    def weaknesses(self) -> list[str]:
+        return self.options.weaknesses()
+
+    def _saw_end(self, end: int) -> None:
+        self.end = max(self.end, end)
 
     # -- the topic -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +301,7 @@ class KafkaWal:
             "check.crcs": True,
             "log_level": 0,
         }
-        self._reading = _Reading(options, self.options.topic, offset, self._hand, read, failed, full)
+        self._reading = _Reading(options, self.options.topic, offset, self._hand, read, failed, full, self._saw_end)
 
     def stop_reading(self) -> None:
         if self._reading is not None:
@@ -323,6 +331,7 @@ class _Reading:
         read: Read,
         failed: Callable[[StorageError], None],
         full: Callable[[], bool],
+        saw_end: Callable[[int], None],
     ) -> None:
         self.stopped = threading.Event()
         self._options = options
@@ -332,6 +341,7 @@ class _Reading:
         self._read = read
         self._failed = failed
         self._full = full
+        self._saw_end = saw_end
         self._room = threading.Semaphore(READS_AHEAD_MAX)
         threading.Thread(target=self._run, name="quintet-wal-read", daemon=True).start()
 
@@ -339,8 +349,9 @@ class _Reading:
         from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer(self._options)
+        place = TopicPartition(self._topic, 0, self._offset)
         try:
-            consumer.assign([TopicPartition(self._topic, 0, self._offset)])
+            consumer.assign([place])
             while not self.stopped.is_set():
                 if self._full():
                     self.stopped.wait(FULL_S)
@@ -348,6 +359,9 @@ class _Reading:
                 found = self._next(consumer)
                 if found is None:
                     return
+                marks = consumer.get_watermark_offsets(place, cached=True)
+                if marks is not None:
+                    self._saw_end(marks[1])  # below 0, if Kafka has not said it yet
                 while found and not self._room.acquire(timeout=POLL_S):
                     if self.stopped.is_set():
                         return

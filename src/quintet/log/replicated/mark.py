@@ -20,17 +20,23 @@ PREFIX: Final = "quintet-cell 1"
 
 
 class AppliedMark(NamedTuple):
-    """deleted: topics whose files may still be there."""
+    """deleted, removed_stages: topics and stages whose files may still be there."""
 
     fold: Fold
     specs: dict[int, TopicSpec]
     deleted: tuple[int, ...]
+    removed_stages: tuple[str, ...] = ()
 
 
 def store(disk: Disk, directory: str, mark: AppliedMark) -> None:
     """Durable when this returns. Blocks."""
     fold = asdict(mark.fold) | {"instance": mark.fold.instance.hex()}
-    found = {"fold": fold, "specs": [asdict(spec) for spec in mark.specs.values()], "deleted": mark.deleted}
+    found: dict[str, Any] = {
+        "fold": fold,
+        "specs": [asdict(spec) for spec in mark.specs.values()],
+        "deleted": mark.deleted,
+    }
+    found["removed_stages"] = mark.removed_stages
     body = json.dumps(found, separators=(",", ":"))
     replace_file(disk, directory, NAME, f"{PREFIX} {kernel.crc32c(body.encode()):08x} {body}".encode())
 
@@ -46,4 +52,6 @@ def load(disk: Disk, directory: str) -> AppliedMark | None:
     fold = found["fold"]
     specs = [TopicSpec(**spec) for spec in found["specs"]]
     fold["instance"] = bytes.fromhex(fold["instance"])
-    return AppliedMark(Fold(**fold), {spec.id: spec for spec in specs}, tuple(found["deleted"]))
+    return AppliedMark(
+        Fold(**fold), {spec.id: spec for spec in specs}, tuple(found["deleted"]), tuple(found["removed_stages"])
+    )

@@ -9,7 +9,8 @@
 The checksum covers everything behind it. `node` is the length of the name, `count` the number of entries. `sequence` numbers the
 data records of one epoch from 0. `instance` is random for each start of a process: a claim of the process before is not its own.
 
-One data record holds all that one turn wrote, in order. A record without entries renews the lease (a heartbeat).
+One data record holds all that one turn wrote, in order. A record without entries renews the lease (a heartbeat). A claim may have
+one entry: the address that its node advertises.
 """
 
 import json
@@ -32,6 +33,8 @@ _MAGIC: Final = b"QWL1"
 _HEADER: Final = struct.Struct("<4sIBBHIQQ8s")
 _ENTRY: Final = struct.Struct("<B3xIII")
 _U32: Final = struct.Struct("<I")
+_OFFSET: Final = struct.Struct("<Q")
+_STAGE: Final = struct.Struct("<QB")  # position, or size; length of the id, which follows
 _CHECKED_FROM: Final = 8  # the checksum covers the rest
 assert _HEADER.size == 40
 assert _ENTRY.size == 16
@@ -46,8 +49,12 @@ class EntryKind(IntEnum):
     BATCH = 1  # a batch with offset, time and link; its checksum has the seed of the leader's segment and is made anew
     TOPIC = 2  # the whole spec of a topic that was made or changed
     TOPIC_DELETED = 3
-    STAGE = 4  # one part of a stage, or its end
+    STAGE = 4  # bytes of the file of a stage, and where they belong
     STAGES_REMOVED = 5
+    STAGE_SEALED = 6  # all of its file was shipped: an intent may name it from here on
+    PURGED = 7  # what a partition has below an offset is gone
+    BEGUN = 8  # a partition that was in memory is durable from this offset on: it has nothing before it
+    ADVERTISED = 9  # in a claim: the host by which others reach the node
 
 
 class Entry(NamedTuple):
@@ -60,7 +67,7 @@ class Entry(NamedTuple):
 
 
 class WalRecord(NamedTuple):
-    """One record of the WAL. A claim has sequence 0 and no entries."""
+    """One record of the WAL. A claim has sequence 0, and no entry but an address."""
 
     kind: Kind
     epoch: int
@@ -141,3 +148,44 @@ def topic_deleted(topic_id: int) -> Entry:
 
 def stages_removed(ids: Sequence[str]) -> Entry:
     return Entry(EntryKind.STAGES_REMOVED, 0, 0, "\n".join(ids).encode())
+
+
+def stage_part(id: str, position: int, data: bytes) -> Entry:
+    return Entry(EntryKind.STAGE, 0, 0, _STAGE.pack(position, len(id)) + id.encode() + data)
+
+
+def stage_sealed(id: str, size: int) -> Entry:
+    return Entry(EntryKind.STAGE_SEALED, 0, 0, _STAGE.pack(size, len(id)) + id.encode())
+
+
+def stage_of(entry: Entry) -> tuple[str, int, bytes]:
+    """(id, position, bytes) of a part; (id, size, nothing) of the entry that seals a stage."""
+    position, length = _STAGE.unpack_from(entry.body)
+    at = _STAGE.size + length
+    return entry.body[_STAGE.size : at].decode(), position, entry.body[at:]
+
+
+def removed_of(entry: Entry) -> list[str]:
+    return entry.body.decode().split("\n")
+
+
+def purged(topic_id: int, partition: int, end: int) -> Entry:
+    return Entry(EntryKind.PURGED, topic_id, partition, _OFFSET.pack(end))
+
+
+def begun(topic_id: int, partition: int, base: int) -> Entry:
+    return Entry(EntryKind.BEGUN, topic_id, partition, _OFFSET.pack(base))
+
+
+def offset_of(entry: Entry) -> int:
+    """Of a partition that was purged, or begun."""
+    return int(_OFFSET.unpack(entry.body)[0])
+
+
+def advertised(host: str) -> Entry:
+    return Entry(EntryKind.ADVERTISED, 0, 0, host.encode())
+
+
+def host_of(claim: WalRecord) -> str:
+    """What the node of a claim advertises; "" if it does not."""
+    return next((entry.body.decode() for entry in claim.entries if entry.kind is EntryKind.ADVERTISED), "")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from quintet.log.replicated.fold import Fold, Verdict, WalReplaced
-from quintet.log.replicated.records import Entry, Kind, WalRecord, pack, parse
+from quintet.log.replicated.records import Entry, Kind, WalRecord, advertised, pack, parse
 from quintet.log.replicated.states import STEPS, Event, State
 from quintet.model.errors import CorruptData
 
@@ -75,10 +75,11 @@ class _Flight:
 class Replica:
     """One node. `start` first; `tick` every few milliseconds. Times are monotonic microseconds."""
 
-    def __init__(self, node: str, instance: bytes, fold: Fold, timing: Timing, host: Host) -> None:
-        """fold: as far as the node's own files have applied the WAL."""
+    def __init__(self, node: str, instance: bytes, fold: Fold, timing: Timing, host: Host, address: str = "") -> None:
+        """fold: as far as the node's own files have applied the WAL. address: what its claims advertise."""
         self.state = State.FOLLOWING
         self.node = node
+        self.address = address
         self.instance = instance
         self.fold = fold
         self.timing = timing
@@ -109,6 +110,10 @@ class Replica:
     def unconfirmed(self) -> int:
         return len(self._flying)
 
+    def silent_us(self, monotonic: int) -> int:
+        """For how long nothing that counts was read of anybody else."""
+        return monotonic - self._heard
+
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self, monotonic: int) -> None:
@@ -125,7 +130,8 @@ class Replica:
         self._on(Event.SILENCE)
         self.epoch = self.fold.top + 1
         self._claim_open = True
-        self._host.claim(pack(WalRecord(Kind.CLAIM, self.epoch, 0, self.node, self.instance)))
+        entries = (advertised(self.address),) if self.address else ()
+        self._host.claim(pack(WalRecord(Kind.CLAIM, self.epoch, 0, self.node, self.instance, entries)))
 
     def _lead(self, monotonic: int) -> None:
         self._on(Event.LEASE_OVER)
