@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from quintet.delivery.traces import Traces
     from quintet.flight.server import Door
     from quintet.log.embedded.engine import EmbeddedLog
+    from quintet.log.replicated.engine import ReplicatedLog
     from quintet.otlp import SpanQueue
 
 _LOG_GAUGES = (
@@ -299,6 +300,67 @@ class View:
                 Family("quintet_audit_anchor", "gauge", "Number of the last anchor of the chains.", [({}, number)])
             )
         return found + _log_families(server.log.stats())
+
+
+class NodeView:
+    """Health and metrics of a node of a cell that does not lead: its doors are closed."""
+
+    def __init__(self, log: "ReplicatedLog") -> None:
+        self._log = log
+
+    def checks(self) -> Sequence[Check]:
+        failure, low = self._log.failure, self._log.low_on_space
+        return [
+            _node_check(self._log),
+            Check("log", failure is None, str(failure or "takes what the WAL has")),
+            Check("disk", low is None, str(low or "above its floor")),
+        ]
+
+    def families(self) -> Sequence[Family]:
+        build = {"version": __version__, "kernel": "native" if kernel.NATIVE else "pure"}
+        info = Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)])
+        return [info, *_node_families(self._log), *_disk_families(self._log), *_log_families(self._log.stats())]
+
+
+class LeaderView(View):
+    """Health and metrics of a node of a cell that leads."""
+
+    def __init__(self, server: RunningServer, log: "ReplicatedLog", labels_max: int) -> None:
+        super().__init__(server, labels_max)
+        self._log = log
+
+    def checks(self) -> Sequence[Check]:
+        return [_node_check(self._log), *super().checks()]
+
+    def families(self) -> Sequence[Family]:
+        return [*super().families(), *_node_families(self._log)]
+
+
+def _node_check(log: "ReplicatedLog") -> Check:
+    said = log.status()
+    leader = f", {said.leader.name} at {said.leader.host or '?'} leads" if said.leader else ", no leader is known"
+    text = f"{said.node} is {said.role} in epoch {said.epoch}{'' if said.role == 'leader' else leader}"
+    lag = f"WAL offset {said.applied}, lag {said.lag_records} records, {said.lag_seconds:.1f} s"
+    weak = f"; weaker than the default: {', '.join(said.weaknesses)}" if said.weaknesses else ""
+    closed = "" if said.role == "leader" else "; its doors are closed until it leads"
+    return Check("cell", said.role == "leader", f"{text}; {lag}{weak}{closed}")
+
+
+def _node_families(log: "ReplicatedLog") -> list[Family]:
+    said = log.status()
+    leader = said.leader
+    names = {"node": said.node, "role": said.role.value}
+    names |= {"leader": leader.name if leader else "", "leader_host": leader.host if leader else ""}
+    return [
+        Family("quintet_cell_info", "gauge", "Always 1; the labels say what this node does and who leads.", [(names, 1)]),
+        Family("quintet_cell_epoch", "gauge", "Epoch in force, as far as this node has read.", [({}, said.epoch)]),
+        Family("quintet_cell_wal_offset", "gauge", "Offset of the WAL that this node applies next.", [({}, said.applied)]),
+        Family("quintet_cell_lag_records", "gauge", "Records of the WAL that this node has not applied; of a leader: under way.",
+               [({}, said.lag_records)]),
+        Family("quintet_cell_lag_seconds", "gauge", "Since when this node has not applied all of the WAL.", [({}, said.lag_seconds)]),
+        Family("quintet_cell_weaker", "gauge", "1 for each thing that the WAL promises less than by default.",
+               [({"what": what}, 1) for what in said.weaknesses]),
+    ]  # fmt: skip
 
 
 def _per_door(

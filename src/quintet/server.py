@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from quintet.otlp import SpanQueue
 
 TICK_S = 0.05
+CELL_MARK = "cell.mark"  # log/replicated/mark.py: a folder that has it belongs to a cell
 GOODBYE_S = 0.5  # for peers to take what was still being sent to them
 COLLECT_YOUNG_OBJECTS = 2_000
 COLLECT_IDLE_US = 60_000_000
@@ -83,10 +84,15 @@ def warn_of_old_name(name: OldName) -> None:
 
 
 def serve(
-    settings: Settings, *, print_ready: bool, reload: Callable[[], Settings], old_names: Iterable[OldName] = ()
+    settings: Settings,
+    *,
+    print_ready: bool,
+    reload: Callable[[], Settings],
+    old_names: Iterable[OldName] = (),
+    make: "type[Server] | None" = None,
 ) -> int:
     """Run the broker until it is told to stop, and end the process; the exit code of one that could not start or stop. `reload`
-    reads the configuration again; `old_names` were found when it was read."""
+    reads the configuration again; `old_names` were found when it was read. make: another kind of server."""
     logs.configure(settings.log.level, settings.log.format)
     for name in old_names:
         warn_of_old_name(name)
@@ -95,7 +101,7 @@ def serve(
     gc.enable()  # `quintet serve` switches it off while it loads
     try:
         with runner() as running:
-            server = Server(settings, reload)
+            server = (make or Server)(settings, reload)
             code = running.run(server.run(print_ready))
             if server.flight is not None and not server.flight.closed:
                 leave_at_once(code)
@@ -148,13 +154,15 @@ class Server:
         check_doors(self.settings.listeners.doors)
         loop = asyncio.get_running_loop()
         _reporter.sum_up()  # each broker of a process has a window of its own
-        self.turns = self._make_turns(loop)
+        self.turns = self.turns_type(loop, _report)
         scheduler = self._scheduler = LoopScheduler(loop, turns=self.turns)
         settings = self.settings
         self.log = self._make_log(scheduler)
         with _collector_off():
             self.log.recover()
-        await self._until_leading()
+        if not await self._until_leading():
+            scheduler.close()
+            return 0
         try:
             options = replace(_broker_options(settings), traces=self._open_telemetry())
             with _collector_off():
@@ -180,13 +188,17 @@ class Server:
         scheduler.close()
         return 0
 
-    # What a node of a cell does otherwise (ADR 39): so far only tests/crash/cell_node.py is one.
+    # What a node of a cell does otherwise (cell_server.py, ADR 39).
 
-    def _make_turns(self, loop: asyncio.AbstractEventLoop) -> Turns:
-        return Turns(loop, _report)
+    turns_type: type[Turns] = Turns
 
     def _make_log(self, scheduler: LoopScheduler, make: Callable[..., EmbeddedLog] = EmbeddedLog) -> EmbeddedLog:
         settings = self.settings
+        if settings.engine == "embedded" and (settings.data / CELL_MARK).exists():
+            raise ConfigError(
+                f"{settings.data}: belongs to a cell, and what is written here without it would be lost to the other nodes",
+                hint='start it with engine = "kafka", or name another folder',
+            )
         return make(
             settings.data,
             OsDisk(),
@@ -201,8 +213,9 @@ class Server:
             anchor_us=settings.audit.anchor_seconds * 1_000_000,
         )
 
-    async def _until_leading(self) -> None:
-        """The log of one node leads from its start."""
+    async def _until_leading(self) -> bool:
+        """The log of one node leads from its start. False: it was stopped before it led."""
+        return True
 
     def _open_telemetry(self) -> Traces | None:
         """Who follows sampled messages, and the thread that exports their spans; None: nobody asked for it."""
@@ -249,10 +262,13 @@ class Server:
             self._open_flight(listeners.flight)
         if listeners.console.enabled:
             await self._open_console(listeners.console)
-        if listeners.admin.enabled:
-            view = figures.View(self, listeners.admin.labels_max)
-            app = create_app(view, view)
-            self.admin = await serve_http(app, listeners.admin.host, listeners.admin.port)
+        await self._open_admin()
+
+    async def _open_admin(self) -> None:
+        door = self.settings.listeners.admin
+        if door.enabled:
+            view = figures.View(self, door.labels_max)
+            self.admin = await serve_http(create_app(view, view), door.host, door.port)
 
     def _limits_of(self, name: str, door: TcpListener) -> ListenerOptions:
         limits = self.settings.limits

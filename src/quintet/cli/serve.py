@@ -44,10 +44,16 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
 
     from quintet import server
 
+    make: type[server.Server] | None = None
+    if settings.engine == "kafka":
+        from quintet.cell_server import CellServer  # late: who has no cell does not load it
+
+        make = CellServer
+
     def reload() -> Settings:
         return Settings.load(config_file, os.environ, flags, server.warn_of_old_name)
 
-    sys.exit(server.serve(settings, print_ready=print_ready, reload=reload, old_names=old_names))
+    sys.exit(server.serve(settings, print_ready=print_ready, reload=reload, old_names=old_names, make=make))
 
 
 def _load_quickly() -> None:

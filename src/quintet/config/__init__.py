@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
 from quintet.broker.sections import AuditSection, CacheSection, DeliverySection, LimitSection, TelemetrySection, Tenant
+from quintet.config.cell import Cell
 from quintet.config.credentials import with_credentials
 from quintet.config.doors import Listeners, load_plugins, with_plugins
 from quintet.config.fields import matches, read_secret
@@ -319,6 +320,12 @@ class Settings(Section):
     dev: bool = Field(
         default=False, description="Development: loopback only, with fixed credentials that are printed at start."
     )
+    engine: Literal["embedded", "kafka"] = Field(
+        default="embedded",
+        description="Where the log is kept: embedded (on this machine only) or kafka (a cell of nodes over Apache Kafka, see "
+        "[cell] and docs/CLUSTER.md).",
+    )
+    cell: Cell = Field(default=Cell(), description="A cell of nodes over Apache Kafka, with engine kafka.")
     drain_timeout_seconds: FractionalSeconds = Field(default=10.0, description="Longest graceful stop, in seconds.")
     log: LogOutput = Field(default=LogOutput(), description="What the broker says about itself, on stderr.")
     listeners: Listeners = Field(default=Listeners(), description="The doors.")
@@ -387,6 +394,17 @@ class Settings(Section):
                     text = "there is no role {role}; add it to [[roles]], or use one of {known}"
                     known = {"role": repr(role), "known": ", ".join(sorted(roles)), "path": ("users", number, "roles")}
                     raise PydanticCustomError("unknown_role", text, known)
+        return self
+
+    @model_validator(mode="after")
+    def _cell_is_whole(self) -> Self:
+        if self.engine == "kafka":
+            for name in ("node", "servers"):
+                if not getattr(self.cell, name):
+                    raise PydanticCustomError("no_cell", "engine = kafka needs it", {"path": ("cell", name)})
+        elif self.cell.node or self.cell.servers:
+            raise PydanticCustomError("cell_unused", 'only with engine = "kafka", not {engine}',
+                                      {"engine": repr(self.engine), "path": ("cell",)})  # fmt: skip
         return self
 
     @model_validator(mode="after")

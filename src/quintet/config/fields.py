@@ -5,6 +5,7 @@ The rule. A key is what it is about, then its unit, then `_max` or `_min` if it 
     frame_bytes_max    subject_messages_per_second_max    retention_seconds    segment_bytes    connections_max
 
     a bound on a number of things   `_max`             topics_max: one more is refused, or waits
+    the least number of things      `_min`             replicas_min: with one less it is refused
     a bound on things in a time     `_per_second_max`  (or `_per_minute_max`)
     a size                          `_bytes`           of a file, or of what is kept until the oldest goes
     a bound on a size               `_bytes_max`       what is larger is refused, or waits; `_bytes_min` if what is smaller is

@@ -49,6 +49,8 @@ BytesMin = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0), Unit("_byt
 # A bound on a number of things: one more is refused, or waits. Unbounded: 0 is no bound.
 Count = Annotated[int, Field(ge=1), Unit("_max")]
 Unbounded = Annotated[int, Field(ge=0), Unit("_max")]
+# The least number of things: with one less it is refused.
+CountMin = Annotated[int, Field(ge=1), Unit("_min")]
 # A bound on things in a time.
 PerSecond = Annotated[int, Field(ge=0), Unit("_per_second_max")]
 PerMinute = Annotated[int, Field(ge=1), Unit("_per_minute_max")]

@@ -99,6 +99,7 @@ def facts(change: Change, ready: bool, failing: list[str]) -> dict[str, object]:
         "version": now.label("quintet_build_info", "version"),
         "kernel": now.label("quintet_build_info", "kernel"),
         "up_seconds": max(time.time() - started, 0.0) if started else 0.0,
+        "cell": cell_facts(now),
         "doors": doors(change),
         "messages": {
             "in_per_second": change.rate("quintet_published_messages_total"),
@@ -131,6 +132,35 @@ def facts(change: Change, ready: bool, failing: list[str]) -> dict[str, object]:
     }
 
 
+def cell_facts(now: Sample) -> dict[str, object] | None:
+    """Of a node of a cell; None: the log is on this machine only."""
+    role = now.label("quintet_cell_info", "role")
+    if not role:
+        return None
+    return {
+        "node": now.label("quintet_cell_info", "node"),
+        "role": role,
+        "leader": now.label("quintet_cell_info", "leader"),
+        "leader_host": now.label("quintet_cell_info", "leader_host"),
+        "epoch": int(now.one("quintet_cell_epoch")),
+        "wal_offset": int(now.one("quintet_cell_wal_offset")),
+        "lag_records": int(now.one("quintet_cell_lag_records")),
+        "lag_seconds": now.one("quintet_cell_lag_seconds"),
+        "weaker": [key[0] for key in now.by("quintet_cell_weaker", "what")],
+    }
+
+
+def _cell_lines(cell: dict[str, object]) -> list[str]:
+    leader = f"{cell['leader']} at {cell['leader_host']} leads" if cell["leader"] else "no leader is known"
+    lines = [
+        f"cell      {cell['node']} is {cell['role']} in epoch {cell['epoch']}, {leader}; WAL offset {cell['wal_offset']:,},"
+        f" lag {cell['lag_records']:,} records, {cell['lag_seconds']:.1f} s"
+    ]
+    weaker = cell["weaker"]
+    assert isinstance(weaker, list)
+    return lines + [f"weaker    {what}" for what in weaker]
+
+
 def doors(change: Change) -> list[dict[str, object]]:
     now = change.after
     received = change.rates("quintet_received_bytes_total", "door")
@@ -157,6 +187,10 @@ def _print(found: dict[str, object], change: Change) -> None:
     state = "ready" if found["ready"] else "NOT READY"
     up = lasting(float(str(found["up_seconds"])))
     echo(f"quintet {found['version']} ({found['kernel']} kernel): {state}, up {up}")
+    cell = found["cell"]
+    if isinstance(cell, dict):
+        for line in _cell_lines(cell):
+            echo(line)
     say_table(
         ("door", ">connections", ">in", ">out", ">refused", ">failed logins", ">certificate"), door_rows(change), ""
     )

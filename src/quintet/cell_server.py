@@ -1,0 +1,142 @@
+"""Runs a broker as one node of a cell (ADR 39): follows until it leads, serves while it leads, ends when it no longer does.
+
+start: data directory -> WAL checked -> follow, with the admin listener only -> lead -> broker -> listeners -> ready line
+fenced, lease over, files that cannot be written: exit code 75 at once, without another answer; whoever started it starts it again
+TERM:  a follower closes its files and exits 0; a leader drains as any broker does
+
+Doors are closed while a node follows. `leader_host` and `ReplicatedLog.on_role_change` are what forwarding stands on.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from quintet import figures, logs, server
+from quintet.admin.app import create_app
+from quintet.admin.health import Check
+from quintet.admin.listener import serve_http
+from quintet.admin.metrics import Family
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.replicated.engine import NodeRole, ReplicatedLog
+from quintet.log.replicated.kafka import KafkaWal, WalOptions
+from quintet.log.replicated.replica import Timing
+from quintet.model.sections import microseconds
+from quintet.net.leased_turns import LeasedTurns
+from quintet.net.loop import LoopScheduler
+from quintet.process import leave_at_once, notify
+
+FENCED_CODE: Final = 75  # EX_TEMPFAIL: start it again
+LOOK_S: Final = 0.02  # between two looks at a lease that is about to be renewed
+
+_log = logs.Logger()
+
+
+class CurrentView:
+    """What the admin listener asks: of a follower first, of the broker when the node leads."""
+
+    def __init__(self, now: "figures.NodeView | figures.LeaderView") -> None:
+        self.now = now
+
+    def checks(self) -> Sequence[Check]:
+        return self.now.checks()
+
+    def families(self) -> Sequence[Family]:
+        return self.now.families()
+
+
+class CellServer(server.Server):
+    """A node. See server.Server for what it does while it leads."""
+
+    turns_type = LeasedTurns
+    cell: ReplicatedLog  # its log, by what only a node has
+    view: CurrentView
+
+    def leader_host(self) -> str | None:
+        """By which the leader is reached; None: nobody leads as far as this node knows, or it leads itself."""
+        leader = self.cell.leader_node
+        return leader.host or None if leader is not None and self.cell.role is not NodeRole.LEADER else None
+
+    def _make_log(self, scheduler: LoopScheduler, make: Callable[..., EmbeddedLog] = EmbeddedLog) -> ReplicatedLog:
+        cell, loop = self.settings.cell, asyncio.get_running_loop()
+        hand = loop.call_soon_threadsafe  # not as a turn: it is what renews the lease
+        options = WalOptions(
+            ",".join(cell.servers),
+            cell.topic,
+            replication=cell.replicas_min,
+            min_insync=cell.in_sync_replicas_min,
+            flush_messages=1 if cell.flushed else 0,
+            client=cell.client(),
+        )
+        for weakness in options.weaknesses():
+            _log.warning("weaker_wal", what=weakness, hint="acknowledged messages may be lost with a broker of Kafka")
+        disk, lease = OsDisk(), microseconds(cell.lease_seconds)
+        silence = lease * 3 // 2 + disk.entropy() % (lease // 2)  # nodes should not claim at the same moment
+        timing = Timing(lease, microseconds(cell.hold), silence, lease // 4)
+        make = partial(
+            ReplicatedLog, wal=KafkaWal(options, hand), node=cell.node, hand=hand, host=cell.host, timing=timing
+        )
+        found = super()._make_log(scheduler, make)
+        assert isinstance(found, ReplicatedLog)
+        self.cell = found
+        return found
+
+    async def _until_leading(self) -> bool:
+        loop = asyncio.get_running_loop()
+        leading: asyncio.Future[bool] = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(
+            signal.SIGHUP, lambda: _log.warning("reload_refused", hint="a follower reads it when it leads")
+        )
+        await self._open_admin()
+        self.cell.on_role_change(self._say_role)
+        self.cell.take_part(partial(leading.set_result, True), self._leave)
+        self._say_role()
+        notify("READY=1")
+        stopped: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if leading.done() and not self._stop.is_set():
+            stopped.cancel()
+            return True
+        notify("STOPPING=1")
+        await self._close_log()
+        if self.admin is not None:
+            await self.admin.stop()
+        _log.info("stopped", role="follower")
+        return False
+
+    def _say_role(self) -> None:
+        said = self.cell.status()
+        leader = said.leader
+        fields = {"node": said.node, "role": said.role.value, "epoch": said.epoch, "wal_offset": said.applied}
+        _log.info("cell", **fields, leader=leader.name if leader else "", leader_host=leader.host if leader else "")
+        notify(f"STATUS={said.role.value} of epoch {said.epoch}")
+
+    async def _open_admin(self) -> None:
+        door = self.settings.listeners.admin
+        if not door.enabled:
+            return
+        if self.admin is None:
+            self.view = CurrentView(figures.NodeView(self.cell))
+            self.admin = await serve_http(create_app(self.view, self.view), door.host, door.port)
+        else:
+            self.view.now = figures.LeaderView(self, self.cell, door.labels_max)
+
+    async def _open_doors(self) -> None:
+        """The broker's start kept the loop, so the lease may be over: it is renewed before anybody is answered."""
+        assert isinstance(self.turns, LeasedTurns)
+        while not self.cell.may_answer():
+            await asyncio.sleep(LOOK_S)
+        lapsed = f"its lease is over: Kafka confirmed nothing for {self.settings.cell.lease_seconds:g} s"
+        self.turns.guard(self.cell.may_answer, partial(self._leave, lapsed))
+        await super()._open_doors()
+
+    def _leave(self, reason: str) -> None:
+        sys.stderr.write(
+            f"quintet: node {self.settings.cell.node} left its cell: {reason} (start it again: it follows)\n"
+        )
+        leave_at_once(FENCED_CODE)

@@ -1,0 +1,130 @@
+"""Defines the section [cell]: where the write-ahead log of a cell is in Kafka, who this node is, how long a lease is (ADR 39).
+
+It is a class of config/ because it reads a file with a password. What Kafka's client gets of it is made here; what the WAL needs
+beyond that is log/replicated/kafka.py's affair.
+"""
+
+import socket
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from quintet.config.fields import read_secret
+from quintet.model.sections import CountMin, FractionalSeconds, Section
+
+LEASE_SECONDS_MIN: Final = 1.0  # a loop is kept for tenths of a second now and then
+HOLD_RATIO_MIN: Final = 1.1  # of a lease: two clocks drift apart by far less
+REPLICAS_DEFAULT: Final = 3
+IN_SYNC_DEFAULT: Final = 2
+
+
+class Cell(Section):
+    """A cell of nodes over one topic of Apache Kafka. Only with engine "kafka"."""
+
+    node: str = Field(
+        default="",
+        description="Name of this node, another one for each node of the cell; needed with engine kafka.",
+        pattern=r"^[A-Za-z0-9_.-]{0,64}$",
+    )
+    advertised_host: str = Field(
+        default="", description="Host by which clients and other nodes reach this one. Empty: the name of the machine."
+    )
+    servers: tuple[str, ...] = Field(
+        default=(), description="Brokers of Kafka to begin with, as HOST:PORT; needed with engine kafka."
+    )
+    topic: str = Field(
+        default="quintet-wal",
+        description="Topic of Kafka that is the write-ahead log of this cell: one partition, made if it is not there. Another "
+        "one for each cell.",
+        pattern=r"^[A-Za-z0-9_.-]{1,200}$",
+    )
+    lease_seconds: Annotated[FractionalSeconds, Field(ge=LEASE_SECONDS_MIN)] = Field(
+        default=5.0,
+        description="For how long a leader answers after the last write that Kafka confirmed, in seconds. The same on all nodes.",
+    )
+    hold_seconds: FractionalSeconds = Field(
+        default=0.0,
+        description="How long a new leader waits after the last record of the one before, in seconds; 0: a quarter more than a lease.",
+    )
+    replicas_min: CountMin = Field(
+        default=REPLICAS_DEFAULT, description="Replicas of the topic; with fewer this node does not start."
+    )
+    in_sync_replicas_min: CountMin = Field(
+        default=IN_SYNC_DEFAULT, description="Replicas that must have a write before it counts (min.insync.replicas)."
+    )
+    flushed: bool = Field(
+        default=True,
+        description="Brokers of Kafka write to their disks before they confirm (flush.messages is 1); false: their memory is enough.",
+    )
+    weaker_allowed: bool = Field(
+        default=False,
+        description="Take fewer replicas, or brokers that do not flush: then acknowledged messages may be lost with a broker.",
+    )
+    security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
+        default="plaintext", description="How Kafka is reached."
+    )
+    tls_ca: Path | None = Field(default=None, description="PEM file of who signed Kafka's certificates.")
+    tls_cert: Path | None = Field(default=None, description="PEM file of this node's certificate for Kafka.")
+    tls_key: Path | None = Field(default=None, description="PEM file of its key.")
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        default="SCRAM-SHA-512",
+        description="How this node proves to Kafka who it is, with a security_protocol of sasl_*.",
+    )
+    sasl_user: str = Field(default="", description="Its name there.")
+    sasl_password_file: Path | None = Field(
+        default=None, description="File with its password (one line), readable by its owner only."
+    )
+    _password: str = PrivateAttr(default="")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.hold_seconds and self.hold_seconds < self.lease_seconds * HOLD_RATIO_MIN:
+            least = self.lease_seconds * HOLD_RATIO_MIN
+            raise ValueError(
+                f"hold_seconds is {self.hold_seconds:g}; with lease_seconds = {self.lease_seconds:g} it is {least:g} or more"
+            )
+        if self.in_sync_replicas_min > self.replicas_min:
+            raise ValueError(
+                f"in_sync_replicas_min is {self.in_sync_replicas_min}, more than replicas_min ({self.replicas_min})"
+            )
+        weak = self.replicas_min < REPLICAS_DEFAULT or self.in_sync_replicas_min < IN_SYNC_DEFAULT or not self.flushed
+        if weak and not self.weaker_allowed:
+            raise ValueError(
+                f"replicas_min = {self.replicas_min}, in_sync_replicas_min = {self.in_sync_replicas_min}, flushed ="
+                f" {str(self.flushed).lower()} promise less than {REPLICAS_DEFAULT}, {IN_SYNC_DEFAULT} and true: acknowledged"
+                " messages may be lost with a broker of Kafka. If that is what you want, say weaker_allowed = true"
+            )
+        sasl = self.security_protocol.startswith("sasl")
+        if sasl and not (self.sasl_user and self.sasl_password_file):
+            raise ValueError(f"security_protocol = {self.security_protocol} needs sasl_user and sasl_password_file")
+        if self.sasl_password_file is not None:
+            self._password = read_secret(self.sasl_password_file)
+        return self
+
+    @property
+    def host(self) -> str:
+        """What this node advertises."""
+        return self.advertised_host or socket.gethostname()
+
+    @property
+    def hold(self) -> float:
+        """In seconds."""
+        return self.hold_seconds or self.lease_seconds * 1.25
+
+    def client(self) -> dict[str, str]:
+        """Options of Kafka's client: who this node is, and how it is encrypted."""
+        found = {"security.protocol": self.security_protocol, "client.id": f"quintet-{self.node}"}
+        files = {
+            "ssl.ca.location": self.tls_ca,
+            "ssl.certificate.location": self.tls_cert,
+            "ssl.key.location": self.tls_key,
+        }
+        found |= {name: str(path) for name, path in files.items() if path is not None}
+        if self.security_protocol.startswith("sasl"):
+            found |= {
+                "sasl.mechanism": self.sasl_mechanism,
+                "sasl.username": self.sasl_user,
+                "sasl.password": self._password,
+            }
+        return found
