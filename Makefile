@@ -15,7 +15,7 @@ BLOCKING := src/quintet/client/blocking/sync.py
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --no-strip-extras --upgrade --group build
 
-.PHONY: help setup run spark test pytest check format lock docs wheels turns kernel console clean bench benchappend benchspark fuzz campaign
+.PHONY: help setup run cluster spark test pytest check format lock docs wheels turns kernel console clean bench benchappend benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -27,16 +27,19 @@ setup: $(KERNEL_STAMP) $(BLOCKING) ## create .venv with locked packages and the 
 run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
 
+cluster: setup .venv/.stamp-kafka ## three brokers of Kafka and three nodes of a cell on loopback; Ctrl-C stops all of it
+	@exec $(BIN)/python deploy/cluster.py
+
 spark: setup .venv/.stamp-spark ## install what topics in Spark need (a gigabyte; make test does it, too)
 	@:
 
 # The types are checked beside the tests: mypy alone would leave a core idle.
-test: setup .venv/.stamp-archive .venv/.stamp-browser ## lint, types and every test, those of Spark and of the console too
+test: setup .venv/.stamp-archive .venv/.stamp-browser .venv/.stamp-kafka ## lint, types and every test, those of Spark and of the console too
 	@$(MAKE) --no-print-directory -j2 check pytest
 
 # Some machines forbid Python to keep what it compiled. The tests start hundreds of processes, and each would compile all of it.
 pytest: export PYTHONDONTWRITEBYTECODE =
-pytest: setup .venv/.stamp-archive .venv/.stamp-browser
+pytest: setup .venv/.stamp-archive .venv/.stamp-browser .venv/.stamp-kafka
 	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadscope --no-loadscope-reorder --session-timeout=3000
 
 check: setup .venv/.stamp-spark ## lint and types only
@@ -145,6 +148,14 @@ $(BLOCKING): $(filter-out $(BLOCKING),$(shell find src/quintet/client -name '*.p
 	@cd console && npm ci --silent --no-audit --no-fund || echo "setup: NO NPM PACKAGES: accessibility and the build of the console are not tested" >&2
 	@command -v chromium chromium-browser google-chrome > .venv/browser.log || { apt-get update && apt-get install -y -qq chromium; } > .venv/browser.log 2>&1 \
 		|| echo "setup: NO CHROMIUM: the pages of the console are not tested (see .venv/browser.log)" >&2
+	@touch $@
+
+# Apache Kafka for the tests of cells: its jars from Maven Central (44 MB), and Java and Maven where they are missing. Without them
+# those tests are skipped, loudly.
+.venv/.stamp-kafka: bench/peers.py .venv/.stamp-locked | $(KERNEL_STAMP) $(BLOCKING)
+	@echo "setup: installing Kafka for the tests of cells where there is none (once; see .venv/kafka.log)"
+	@$(BIN)/python bench/peers.py --install kafka > .venv/kafka.log 2>&1 \
+		|| echo "setup: NO KAFKA: cells are tested in simulation only (see .venv/kafka.log; python bench/peers.py --install kafka tries again)" >&2
 	@touch $@
 
 # The build may fail without failing the install (optional = true): then the pure twin does the same work, slower.

@@ -17,26 +17,49 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+
 from bench import peers
+from quintet.cli.operate import scrape
+from quintet.client.core.errors import ConnectionLost
+from quintet.flight import wire
+from quintet.model.errors import QuintetError
+from quintet.spark.source.connection import FlightConnection
+from quintet.spark.source.options import target
 from tests.crash import load, reader
 from tests.crash.brokers import ROOT, SETTINGS
 from tests.crash.load import History, Load, Verdict
 from tests.wire.blipmq import PING, Client, Closed, frame
 
-LEASE_MS = 4_000  # a busy machine takes seconds from a process
-SILENCES_MS = (5_500, 6_500)
+LEASE_S = 4  # a busy machine takes seconds from a process
 LEAD_S = 90.0  # until some node leads, on a busy machine
 PROMISES = 300  # before each fault
+ASKS_MAX = 10
+STAGED, STAGED_ROWS = "staged", 5_000
 STARTS_MAX = 20  # of one node between two leaders
 SMALL_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
+T = TypeVar("T")
+
+
 class NoLeader(Exception):
     """No node led within LEAD_S, or one ended again and again. The text is what they said."""
+
+
+def settings_of(wal: tuple[str, str], node: str) -> dict[str, str]:
+    """A node over one broker of Kafka, which keeps one replica and does not flush."""
+    servers, topic = wal
+    options = {"NODE": node, "SERVERS": json.dumps([servers]), "TOPIC": topic, "LEASE_SECONDS": str(LEASE_S)}
+    options |= {"REPLICAS_MIN": "1", "IN_SYNC_REPLICAS_MIN": "1", "FLUSHED": "false", "WEAKER_ALLOWED": "true"}
+    options |= {"ADVERTISED_HOST": "127.0.0.1"}
+    return {"QUINTET_ENGINE": "kafka"} | {f"QUINTET_CELL__{name}": value for name, value in options.items()}
 
 
 class NodeProcess:
@@ -45,18 +68,23 @@ class NodeProcess:
     def __init__(self, folder: Path, number: int, wal: tuple[str, str], sabotage: bool) -> None:
         self.data = folder / f"data{number}"
         self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
-        program = [str(Path(__file__).with_name("cell_node.py"))]
-        if sabotage:
-            program = ["-c", SABOTAGE]
-        self._command = [sys.executable, *program, *wal, f"n{number}", str(LEASE_MS), str(SILENCES_MS[number]),
-                         "serve", "--dev", "--data", str(self.data), "--print-ready"]  # fmt: skip
+        program = ["-c", SABOTAGE] if sabotage else ["-m", "quintet"]
+        self._command = [sys.executable, *program, "serve", "--dev", "--data", str(self.data), "--print-ready"]
+        self.admin = ""
+        self._settings = settings_of(wal, f"n{number}") | {
+            "QUINTET_LISTENERS__ADMIN__ENABLED": "true",
+            "QUINTET_LISTENERS__FLIGHT__ENABLED": "true",
+            "QUINTET_LISTENERS__FLIGHT__PORT": "0",
+        }
         self.starts = 0
         self.start()
 
     def start(self) -> None:
         self.starts += 1
+        port = peers.free_port()  # of a follower nobody says which one it has
+        self.admin, self._settings["QUINTET_LISTENERS__ADMIN__PORT"] = f"127.0.0.1:{port}", str(port)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QUINTET_")}
-        environment |= SETTINGS | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+        environment |= SETTINGS | self._settings | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
         with self._out.open("wb") as out, self._err.open("ab") as err:
             self.process = subprocess.Popen(self._command, stdout=out, stderr=err, env=environment)
 
@@ -67,10 +95,43 @@ class NodeProcess:
     @property
     def address(self) -> str:
         """Of its BlipMQ door; "" while it does not lead."""
+        return self.listener("blipmq")
+
+    def listener(self, name: str) -> str:
         line = self._out.read_bytes()
         if self.process.poll() is not None or not line.endswith(b"\n"):
             return ""
-        return str(json.loads(line)["listeners"]["blipmq"])
+        return str(json.loads(line)["listeners"][name])
+
+    def ready(self) -> tuple[int, str]:
+        """What its admin listener says; (0, "") if it says nothing."""
+        try:
+            return scrape.get(f"http://{self.admin}", "/readyz?verbose")
+        except ConnectionLost:
+            return 0, ""
+
+    def status(self) -> dict[str, Any]:
+        """What `quintet status --json` says of the cell."""
+        command = [
+            sys.executable,
+            "-m",
+            "quintet",
+            "status",
+            "--json",
+            "--interval",
+            "0.1",
+            "--admin",
+            f"http://{self.admin}",
+        ]
+        run = subprocess.run(
+            command, capture_output=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        )
+        found: dict[str, Any] = json.loads(run.stdout)["cell"]
+        return found
+
+    def terminate(self) -> int:
+        self.process.terminate()
+        return self.process.wait(LEAD_S)
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -137,6 +198,33 @@ class Cell:
             return False
         return True
 
+    def stage(self) -> str:
+        """Rows handed to the leader by Flight, as Spark does it, and not committed."""
+        values = pa.array([b"row %d" % number for number in range(STAGED_ROWS)], pa.binary())
+        batch = pa.record_batch({"value": values})
+        ask = wire.StageRequest("writer", 0, STAGED)
+        return str(self._ask(lambda link: link.stage(ask, batch.schema, [batch])).stage)
+
+    def commit(self, stage: str) -> None:
+        """At whoever leads now."""
+        self._ask(lambda link: link.stage_commit(wire.StageCommit("writer", 0, (stage,), STAGED_ROWS)))
+
+    def _ask(self, call: Callable[[FlightConnection], T]) -> T:
+        """As Spark does, again if the leader ended meanwhile: on a busy machine a lease may lapse."""
+        for tries_left in reversed(range(ASKS_MAX)):
+            leader = self.leader()
+            try:
+                return call(FlightConnection.of(target({"url": f"flight://admin:admin@{leader.listener('flight')}"})))
+            except (QuintetError, pa.ArrowException, KeyError, OSError):
+                if not tries_left:
+                    raise
+            time.sleep(1)
+        raise AssertionError("not reached")
+
+    def staged_rows(self) -> list[list[bytes]]:
+        """What each directory has of them."""
+        return [[*reader.read(node.data)[STAGED].values.values()] for node in self.nodes]
+
     def judge(self) -> Verdict:
         """Both directories, when a follower has had the time to read the rest."""
         leader = self.leader()
@@ -144,6 +232,8 @@ class Cell:
         until = time.monotonic() + LEAD_S
         while True:
             found = [reader.read(node.data) for node in self.nodes]
+            for each in found:
+                each.pop(STAGED, None)  # not of this load
             verdicts = [load.judge(self.history, each) for each in found]
             same = _users(found[0]) == _users(found[1])
             if (same and not any(verdict.bad for verdict in verdicts)) or time.monotonic() > until:
@@ -187,7 +277,7 @@ def _settle(self, monotonic):
 
 Replica._settle = _settle
 Replica.may_answer = lambda self, monotonic: self.leads
-runpy.run_module("tests.crash.cell_node", run_name="__main__")
+runpy.run_module("quintet", run_name="__main__")
 """
 
 
@@ -200,10 +290,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="quintet-cells-"))
     with peers.kafka(folder / "kafka", SMALL_JAVA) as kafka:
         cell = Cell(folder, f"{kafka.address[0]}:{kafka.address[1]}", "cell", arguments.seed, arguments.sabotage)
+        verdict = Verdict()
         try:
             for number in range(arguments.take_overs):
                 cell.take_over(stop=number % 2 == 1)
             verdict = cell.judge()
+        except NoLeader as error:  # nodes that find the WAL against their files take no part
+            verdict.wrong += 1
+            verdict.notes.append(str(error)[-2000:])
         finally:
             cell.end()
         codes = cell.verified()

@@ -1,0 +1,139 @@
+"""Runs a cell on this machine: three brokers of Kafka, three nodes of Quintet, all on loopback. `make cluster` starts it.
+
+    python deploy/cluster.py [--folder .quintet/cluster] [--seconds 60]
+
+Nodes listen on 127.0.0.1, 127.0.0.2 and 127.0.0.3, with the ports of `quintet serve --dev` (Linux has these addresses; elsewhere
+they must be configured). A node that ends is started again, as systemd would. Ctrl-C stops nodes first, then Kafka. What was
+published stays in the folder, and the next run goes on with it. This is for trying it out: one machine protects from nothing.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import peers
+from quintet.cli.operate import scrape
+from quintet.client.core.errors import ConnectionLost
+from quintet.protocols.doors import DOORS
+
+SMALL_JAVA: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+BROKERS: Final = 3
+HOSTS: Final = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+ADMIN_PORT: Final = 8080
+LOOK_S: Final = 1.0
+STOP_S: Final = 30.0
+LISTENERS: Final = (*(door.key for door in DOORS), "flight", "console", "admin")
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C, or sent SIGTERM."""
+
+
+class Node:
+    """One node, started again whenever it ends."""
+
+    def __init__(self, number: int, folder: Path, servers: Sequence[str]) -> None:
+        self.name, self.host = f"n{number}", HOSTS[number - 1]
+        self._folder = folder / self.name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        cell = {"NODE": self.name, "SERVERS": json.dumps([*servers]), "ADVERTISED_HOST": self.host}
+        self._settings = {f"QUINTET_CELL__{name}": value for name, value in cell.items()} | {"QUINTET_ENGINE": "kafka"}
+        self._settings |= {f"QUINTET_LISTENERS__{name.upper()}__HOST": self.host for name in LISTENERS}
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(self._folder / "data")]
+        with (self._folder / "log").open(
+            "ab"
+        ) as log:  # of its own session: Ctrl-C is for this program, which tells them in order
+            self.process = subprocess.Popen(
+                command, env=os.environ | self._settings, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def said(self) -> str:
+        """One line: what its admin listener says of the cell."""
+        code = self.process.poll()
+        if code is not None:
+            self.start()
+            return f"{self.name} ended with code {code} and is started again (see {self._folder / 'log'})"
+        try:
+            _, text = scrape.get(f"http://{self.host}:{ADMIN_PORT}", "/readyz?verbose")
+        except ConnectionLost:
+            return f"{self.name} is starting"
+        found = [line for line in text.splitlines() if line[4:].startswith("cell: ")]
+        return found[0][10:] if found else f"{self.name}: {text.strip()}"
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)  # somebody may have tried what SIGSTOP does
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def watch(nodes: Sequence[Node], seconds: float) -> None:
+    """Say what changes, until it is stopped."""
+    until, before = time.monotonic() + (seconds or float("inf")), list[str]()
+    while time.monotonic() < until:
+        now = [node.said() for node in nodes]
+        kept = [line.partition("; WAL offset")[0] for line in now]  # the offset of a live cell always moves
+        if kept != before:
+            say("\n".join(f"  {line}" for line in now) + "\n")
+            before = kept
+        time.sleep(LOOK_S)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(".quintet/cluster"))
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; 0: at Ctrl-C")
+    arguments = parser.parse_args()
+    if not peers.has_kafka():
+        say("Kafka is not installed: python bench/peers.py --install kafka (needs Java, Maven and Maven Central)")
+        return 1
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    folder, nodes = arguments.folder.resolve(), list[Node]()
+    say(f"starting {BROKERS} brokers of Kafka and {len(HOSTS)} nodes in {folder} (half a minute)")
+    try:
+        with peers.kafka_cluster(folder, BROKERS, SMALL_JAVA) as brokers:
+            servers = [f"{broker.address[0]}:{broker.address[1]}" for broker in brokers]
+            say(f"Kafka: {', '.join(servers)}")
+            try:
+                nodes += [Node(number, folder, servers) for number in range(1, len(HOSTS) + 1)]
+                say(
+                    f"quintet status --admin http://{HOSTS[0]}:{ADMIN_PORT} says more; kill -9 the leader to see a take-over"
+                )
+                watch(nodes, arguments.seconds)
+            except Stopped:
+                say("stopping")
+            for node in nodes:
+                node.stop()
+    except Stopped:  # while Kafka started
+        say("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
