@@ -4,7 +4,8 @@ start: data directory -> WAL checked -> follow, with the admin listener only -> 
 fenced, lease over, files that cannot be written: exit code 75 at once, without another answer; whoever started it starts it again
 TERM:  a follower closes its files and exits 0; a leader drains as any broker does
 
-Doors are closed while a node follows. `leader_host` and `ReplicatedLog.on_role_change` are what forwarding stands on.
+While a node follows, its doors lead to the same doors of the leader (net/forwarding, ADR 40), and Flight and the console are closed. Doors
+with port 0 are closed too: nobody knows which port they have at the leader.
 """
 
 import asyncio
@@ -19,12 +20,14 @@ from quintet.admin.app import create_app
 from quintet.admin.health import Check
 from quintet.admin.listener import serve_http
 from quintet.admin.metrics import Family
+from quintet.broker.cluster import Node
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.replicated.engine import NodeRole, ReplicatedLog
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from quintet.log.replicated.replica import Timing
 from quintet.model.sections import microseconds
+from quintet.net.forwarding.doors import Forwarding, forwarded_doors
 from quintet.net.leased_turns import LeasedTurns
 from quintet.net.loop import LoopScheduler
 from quintet.process import leave_at_once, notify
@@ -33,6 +36,27 @@ FENCED_CODE: Final = 75  # EX_TEMPFAIL: start it again
 LOOK_S: Final = 0.02  # between two looks at a lease that is about to be renewed
 
 _log = logs.Logger()
+
+
+class CellView:
+    """What the leader tells clients of its cell. It knows no other node: they talk to Kafka, not to each other."""
+
+    def __init__(self, cluster_id: str, log: ReplicatedLog) -> None:
+        self.cluster_id = cluster_id
+        self._log = log
+
+    @property
+    def node_id(self) -> str:
+        return self._log.status().node
+
+    @property
+    def epoch(self) -> int:
+        return self._log.status().epoch
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        leader = self._log.leader_node
+        return [Node(leader.name, leader.host, "leader")] if leader is not None else []
 
 
 class CurrentView:
@@ -93,12 +117,16 @@ class CellServer(server.Server):
             signal.SIGHUP, lambda: _log.warning("reload_refused", hint="a follower reads it when it leads")
         )
         await self._open_admin()
+        forwarding = self._forwarding()
+        await forwarding.start()
         self.cell.on_role_change(self._say_role)
+        self.cell.on_role_change(forwarding.leader_changed)
         self.cell.take_part(partial(leading.set_result, True), self._leave)
         self._say_role()
         notify("READY=1")
         stopped: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await forwarding.stop()  # its addresses are free for the doors themselves
         if leading.done() and not self._stop.is_set():
             stopped.cancel()
             return True
@@ -108,6 +136,11 @@ class CellServer(server.Server):
             await self.admin.stop()
         _log.info("stopped", role="follower")
         return False
+
+    def _forwarding(self) -> Forwarding:
+        listeners = self.settings.listeners
+        doors = [door for door in forwarded_doors(listeners.doors, listeners.of) if door.port]
+        return Forwarding(doors, self.leader_host, server.report)
 
     def _say_role(self) -> None:
         said = self.cell.status()
@@ -133,6 +166,7 @@ class CellServer(server.Server):
             await asyncio.sleep(LOOK_S)
         lapsed = f"its lease is over: Kafka confirmed nothing for {self.settings.cell.lease_seconds:g} s"
         self.turns.guard(self.cell.may_answer, partial(self._leave, lapsed))
+        self.broker.cluster = CellView(self.settings.cell.topic, self.cell)
         await super()._open_doors()
 
     def _leave(self, reason: str) -> None:

@@ -303,7 +303,7 @@ class View:
 
 
 class NodeView:
-    """Health and metrics of a node of a cell that does not lead: its doors are closed."""
+    """Health and metrics of a node of a cell that does not lead: its doors lead to the leader's."""
 
     def __init__(self, log: "ReplicatedLog") -> None:
         self._log = log
@@ -342,7 +342,7 @@ def _node_check(log: "ReplicatedLog") -> Check:
     text = f"{said.node} is {said.role} in epoch {said.epoch}{'' if said.role == 'leader' else leader}"
     lag = f"WAL offset {said.applied}, lag {said.lag_records} records, {said.lag_seconds:.1f} s"
     weak = f"; weaker than the default: {', '.join(said.weaknesses)}" if said.weaknesses else ""
-    closed = "" if said.role == "leader" else "; its doors are closed until it leads"
+    closed = "" if said.role == "leader" else "; its doors lead to the leader's"
     return Check("cell", said.role == "leader", f"{text}; {lag}{weak}{closed}")
 
 

@@ -154,7 +154,7 @@ class Server:
         check_doors(self.settings.listeners.doors)
         loop = asyncio.get_running_loop()
         _reporter.sum_up()  # each broker of a process has a window of its own
-        self.turns = self.turns_type(loop, _report)
+        self.turns = self.turns_type(loop, report)
         scheduler = self._scheduler = LoopScheduler(loop, turns=self.turns)
         settings = self.settings
         self.log = self._make_log(scheduler)
@@ -166,7 +166,7 @@ class Server:
         try:
             options = replace(_broker_options(settings), traces=self._open_telemetry())
             with _collector_off():
-                self.broker = Broker(self.log, scheduler, options, _report)
+                self.broker = Broker(self.log, scheduler, options, report)
             self.broker.set_credentials(_credentials(settings))
             self.broker.set_tokens(_tokens(settings))
             self.broker.set_tenant_tokens(_tenant_tokens(settings))
@@ -203,7 +203,7 @@ class Server:
             settings.data,
             OsDisk(),
             scheduler,
-            _report,
+            report,
             tail_cache_bytes=settings.limits.tail_cache_bytes,
             memory_topics_bytes=settings.limits.memory_topics_bytes,
             disk_floor_bytes=settings.limits.disk_free_bytes_min,
@@ -227,11 +227,11 @@ class Server:
         check_installed()
         loop = asyncio.get_running_loop()
 
-        def report(event: str, fields: dict[str, object]) -> None:
+        def report_from_thread(event: str, fields: dict[str, object]) -> None:
             with suppress(RuntimeError):  # the loop is closed: the broker has stopped
-                loop.call_soon_threadsafe(_report, event, fields)
+                loop.call_soon_threadsafe(report, event, fields)
 
-        self.spans = SpanQueue(options, report, self.log.identity)
+        self.spans = SpanQueue(options, report_from_thread, self.log.identity)
         return Traces(
             self._scheduler,
             os.urandom,
@@ -253,7 +253,7 @@ class Server:
 
     async def _open_doors(self) -> None:
         listeners, tls = self.settings.listeners, self.settings.data / "tls"
-        self.doors = OpenDoors(self.broker, self._scheduler, self._limits_of, _report, self.output, self.turns, tls)
+        self.doors = OpenDoors(self.broker, self._scheduler, self._limits_of, report, self.output, self.turns, tls)
         self.listeners = self.doors.listeners
         for door in listeners.doors:
             if listeners.of(door).enabled:
@@ -301,7 +301,7 @@ class Server:
                 door,
                 self.settings.data,
                 os.urandom,
-                _report,
+                report,
                 failures_per_minute=0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max,
                 output_bytes_max=self.settings.limits.output_bytes_max,
             )
@@ -316,7 +316,7 @@ class Server:
         if door.tls_cert is not None and door.tls_key is not None:
             self._console_tls = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
         failures = 0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max
-        self.console = Console(self, door, os.urandom, _report, failures_per_minute=failures)
+        self.console = Console(self, door, os.urandom, report, failures_per_minute=failures)
         try:
             self._console_http = await serve_http(
                 self.console, door.host, door.port, name="console", tls=self._console_tls
@@ -514,7 +514,7 @@ def _quiet_the_collector() -> None:
     gc.set_threshold(COLLECT_YOUNG_OBJECTS, 1_000_000, 1_000_000)
 
 
-def _report(event: str, fields: dict[str, object]) -> None:
+def report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak."""
     _reporter(event, fields)
 

@@ -87,7 +87,7 @@ def roles_are_right(cell: Cell) -> None:
     code, text = follower.ready()
     assert code == 503
     assert f"{names[leader]} at 127.0.0.1 leads" in text
-    assert "its doors are closed until it leads" in text
+    assert "its doors lead to the leader's" in text
     for node, role in ((leader, "leader"), (follower, "follower")):
         said = node.status()
         assert (said["node"], said["role"], said["leader"]) == (names[node], role, names[leader])
