@@ -128,6 +128,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/log/embedded/partitions/partition.py::FilePartition._gather",
         "src/quintet/log/embedded/partitions/partition.py::FilePartition.begin_empty",
         "src/quintet/log/embedded/partitions/partition.py::FilePartition.adopt",
+        "src/quintet/log/replicated/partition.py::CellPartition._first_chunk",
         "src/quintet/log/embedded/stages.py::FileStages.open",
     ),
     "compared, at start, with dates that were written down": (

@@ -62,14 +62,14 @@ class CellView:
 class CurrentView:
     """What the admin listener asks: of a follower first, of the broker when the node leads."""
 
-    def __init__(self, now: "figures.NodeView | figures.LeaderView") -> None:
-        self.now = now
+    def __init__(self, current: "figures.NodeView | figures.LeaderView") -> None:
+        self.current = current
 
     def checks(self) -> Sequence[Check]:
-        return self.now.checks()
+        return self.current.checks()
 
     def families(self) -> Sequence[Family]:
-        return self.now.families()
+        return self.current.families()
 
 
 class CellServer(server.Server):
@@ -157,7 +157,7 @@ class CellServer(server.Server):
             self.view = CurrentView(figures.NodeView(self.cell))
             self.admin = await serve_http(create_app(self.view, self.view), door.host, door.port)
         else:
-            self.view.now = figures.LeaderView(self, self.cell, door.labels_max)
+            self.view.current = figures.LeaderView(self, self.cell, door.labels_max)
 
     async def _open_doors(self) -> None:
         """The broker's start kept the loop, so the lease may be over: it is renewed before anybody is answered."""

@@ -297,9 +297,9 @@ class ReplicatedLog(EmbeddedLog):
         self._role_watchers.append(call)
 
     def _look_at_role(self) -> None:
-        now = (self.role, self.leader_node)
-        if now != self._role_seen:
-            self._role_seen = now
+        found = (self.role, self.leader_node)
+        if found != self._role_seen:
+            self._role_seen = found
             for call in self._role_watchers:
                 call()
 
