@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from tests.crash.brokers import ROOT, SETTINGS
 from tests.crash.load import History, Load, Verdict
 from tests.wire.blipmq import PING, Client, Closed, frame
 
+HOSTS = ("127.0.0.1", "127.0.0.2")  # doors of all nodes have the same ports, so their hosts differ
 LEASE_S = 4  # a busy machine takes seconds from a process
 LEAD_S = 90.0  # until some node leads, on a busy machine
 PROMISES = 300  # before each fault
@@ -53,25 +55,41 @@ class NoLeader(Exception):
     """No node led within LEAD_S, or one ended again and again. The text is what they said."""
 
 
-def settings_of(wal: tuple[str, str], node: str) -> dict[str, str]:
+def shared_port() -> int:
+    """A port for the same door of every node, below those that the system hands out to whoever asks for any."""
+    for port in random.sample(range(20_000, 30_000), 1_000):
+        try:
+            for host in HOSTS:
+                with socket.socket() as probe:
+                    probe.bind((host, port))
+        except OSError:
+            continue
+        return port
+    raise AssertionError("1,000 ports are taken")
+
+
+def settings_of(wal: tuple[str, str], node: str, host: str) -> dict[str, str]:
     """A node over one broker of Kafka, which keeps one replica and does not flush."""
     servers, topic = wal
     options = {"NODE": node, "SERVERS": json.dumps([servers]), "TOPIC": topic, "LEASE_SECONDS": str(LEASE_S)}
     options |= {"REPLICAS_MIN": "1", "IN_SYNC_REPLICAS_MIN": "1", "FLUSHED": "false", "WEAKER_ALLOWED": "true"}
-    options |= {"ADVERTISED_HOST": "127.0.0.1"}
+    options |= {"ADVERTISED_HOST": host}
     return {"QUINTET_ENGINE": "kafka"} | {f"QUINTET_CELL__{name}": value for name, value in options.items()}
 
 
 class NodeProcess:
     """One node, started again whenever it ended, as a supervisor would."""
 
-    def __init__(self, folder: Path, number: int, wal: tuple[str, str], sabotage: bool) -> None:
+    def __init__(self, folder: Path, number: int, wal: tuple[str, str], port: int, sabotage: bool) -> None:
+        self.door = f"{HOSTS[number]}:{port}"  # its BlipMQ door, which is the leader's while it follows
         self.data = folder / f"data{number}"
         self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
         program = ["-c", SABOTAGE] if sabotage else ["-m", "quintet"]
         self._command = [sys.executable, *program, "serve", "--dev", "--data", str(self.data), "--print-ready"]
         self.admin = ""
-        self._settings = settings_of(wal, f"n{number}") | {
+        self._settings = settings_of(wal, f"n{number}", HOSTS[number]) | {
+            "QUINTET_LISTENERS__BLIPMQ__HOST": HOSTS[number],
+            "QUINTET_LISTENERS__BLIPMQ__PORT": str(port),
             "QUINTET_LISTENERS__ADMIN__ENABLED": "true",
             "QUINTET_LISTENERS__FLIGHT__ENABLED": "true",
             "QUINTET_LISTENERS__FLIGHT__PORT": "0",
@@ -148,7 +166,8 @@ class Cell:
     def __init__(self, folder: Path, servers: str, topic: str, seed: int, sabotage: bool = False) -> None:
         self.chance = random.Random(seed)
         self.history = History(seed)
-        self.nodes = [NodeProcess(folder, number, (servers, topic), sabotage) for number in range(2)]
+        port = shared_port()
+        self.nodes = [NodeProcess(folder, number, (servers, topic), port, sabotage) for number in range(len(HOSTS))]
         self.take_overs = self.stops = self.stale_answers = 0
         self.slowest_s = 0.0
 
