@@ -1,10 +1,11 @@
 """Measures the Python client beside aiokafka and nats-py, and beside itself: one process each, rounds in turn, medians of ratios.
 
-    .venv/bin/pip install aiokafka nats-py && .venv/bin/python bench/peers.py --install
+    .venv/bin/python bench/peers.py --install
     .venv/bin/python bench/clients.py [--only producer,group,alone,headers,memory,ask] [--rounds 5] [--messages 20000]
 
 Prints a table: rate or time of both sides, the median of the ratios of single rounds, processor time of the client for a message.
-A topic of ours has durability `os` where the peer does not sync (Kafka, JetStream as it comes).
+A topic of ours has durability `os` where the peer does not sync (Kafka, JetStream as it comes). The packages of the peers are
+installed once, by name, into a folder of their own in the cache of the virtual environment: they are no business of our lock files.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,8 +37,13 @@ HEADERS: Final = {
 }
 ALONE: Final = 1_000  # publishes of a round, one at a time
 ASKS: Final = 300
+ASK_HEADERS: Final = {"reply-to": f"reply/{'a' * 32}", "correlation-id": "b" * 32}
 SUBSCRIPTIONS: Final = 200
 BOUND_KIB: Final = 64.0  # of one, as asked for
+
+PACKAGES: Final = ("aiokafka==0.14.0", "nats-py==2.16.0")
+PACKAGES_FOLDER: Final = Path(sys.prefix) / "cache" / "-".join(("clients", *PACKAGES)).replace("==", "-")
+INSTALL_S: Final = 300  # seconds that may take
 
 Measure = Callable[[], Awaitable[tuple[float, int]]]  # seconds, or what else is compared, and messages
 
@@ -68,6 +75,19 @@ class Row:
             f"| {self.what} | {own:,.4g} {self.unit} | {other:,.4g} {self.unit} | {ratio:.2f}x | {self.target} "
             f"| {cost[0]:.1f} / {cost[1]:.1f} us |"
         )
+
+
+def use_packages() -> None:
+    """Make the clients of the peers importable, behind everything that is ours."""
+    if not PACKAGES_FOLDER.exists():
+        unfinished = PACKAGES_FOLDER.with_suffix(".unfinished")
+        uv = str(Path(sys.prefix) / "bin" / "uv")
+        command = [uv, "pip", "install", "-q", "--target", str(unfinished), *PACKAGES]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        if done.returncode:
+            sys.exit(f"cannot install {' and '.join(PACKAGES)}: {done.stderr.strip()[-1_000:]}")
+        unfinished.rename(PACKAGES_FOLDER)
+    sys.path.append(str(PACKAGES_FOLDER))
 
 
 def used_kib() -> int:
@@ -139,7 +159,7 @@ async def fresh(bus: quintet.Bus, name: str) -> str:
 
 
 async def producer_rows(given: argparse.Namespace, bus: quintet.Bus, kafka: str) -> list[Row]:
-    from aiokafka import AIOKafkaProducer  # type: ignore[import-not-found,import-untyped,unused-ignore]  # installed by hand
+    from aiokafka import AIOKafkaProducer  # type: ignore[import-not-found,import-untyped,unused-ignore]  # see use_packages
 
     topic = await fresh(bus, "clients.producer")
     row = Row("idempotent producer, 1 KiB, linger 5 ms; aiokafka acks=1", "msg/s", "1.5x")
@@ -194,7 +214,7 @@ async def group_rows(given: argparse.Namespace, bus: quintet.Bus, kafka: str) ->
 
 
 async def alone_rows(given: argparse.Namespace, buses: dict[str, quintet.Bus], nats_url: str) -> list[Row]:
-    import nats  # type: ignore[import-not-found,import-untyped,unused-ignore]  # installed by hand
+    import nats  # type: ignore[import-not-found,import-untyped,unused-ignore]  # see use_packages
 
     rows = []
     client = await nats.connect(nats_url)
@@ -287,11 +307,12 @@ async def ask_rows(given: argparse.Namespace, urls: dict[str, str], buses: dict[
     for door, bus in buses.items():
         topic = f"clients.ask.{door}"
         await Manage(buses["flymq"]).create_topic(topic, 1, durability="os")
-        row = Row(f"ask, 1 KiB, p50, {door}; two publishes one after the other", "us", "2x at most")
+        row = Row(f"ask, 1 KiB, p50, {door}; two publishes with its headers one after the other", "us", "2x at most")
 
         async def twice(bus: quintet.Bus = bus, topic: str = f"{topic}.plain") -> None:
-            await bus.publish(topic, VALUE)
-            await bus.publish(topic, VALUE)
+            """What an ask publishes, without its two deliveries: topics with durability `os`, each awaited until confirmed."""
+            await bus.publish(topic, VALUE, headers=ASK_HEADERS, ttl=30)
+            await bus.publish(topic, VALUE, headers=ASK_HEADERS, ttl=30)
 
         await Manage(buses["flymq"]).create_topic(f"{topic}.plain", 1, durability="os")
         try:
@@ -335,6 +356,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=20_000)
     given = parser.parse_args()
+    if {"producer", "group", "alone"} & set(given.only.split(",")):
+        use_packages()
     with tempfile.TemporaryDirectory(prefix="quintet-clients-") as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
         server = stack.enter_context(peers.quintet(place / "quintet"))

@@ -232,9 +232,11 @@ impl<'a> Split<'a> {
         Ok((head, at))
     }
 
-    /// Fills zeroed bytes of exactly the planned length.
+    /// Fills bytes of exactly the planned length. Zeros go everywhere but to the values, which are most of it and written whole.
     pub fn fill(&self, number: usize, plan: &(Head, Layout), origin: &[u8], d: &mut [u8]) {
         let (head, w) = plan;
+        d[..w.value_data].fill(0);
+        d[w.value_data + self.groups[number].sizes.values as usize..].fill(0);
         make::begin(d, head, w, &[origin]);
         let mut values = VarWriter::new(w.value_offsets, w.value_data);
         let mut keys = VarWriter::new(w.key_offsets, w.key_data);

@@ -5,7 +5,7 @@
 use crate::batch::{Batch, KNOWN_FLAGS, MAX_OFFSET};
 use crate::blip::MAX_U16;
 use crate::records::{self, DeliverWish, Split};
-use crate::{Blob, Held, list_of, optional_bytes, refuse, unzeroed_bytes, zeroed_array};
+use crate::{Blob, Held, list_of, optional_bytes, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -45,7 +45,7 @@ pub fn records_split<'py>(
     let groups = PyList::empty(py);
     for number in 0..split.group_count() {
         let plan = split.plan(number, origin, flags as u16).map_err(refuse)?;
-        let batch = zeroed_array(py, plan.0.length, |out| split.fill(number, &plan, origin, out))?;
+        let batch = unzeroed_array(py, plan.0.length, |out| split.fill(number, &plan, origin, out))?;
         let (partition, count) = split.group(number);
         groups.append((partition, batch, count))?;
     }
@@ -54,13 +54,17 @@ pub fn records_split<'py>(
 }
 
 #[pyfunction]
-#[pyo3(signature = (values, keys=None, headers=None, ttl_ms=0))]
+#[pyo3(signature = (values, keys=None, headers=None, ttl_ms=0, head=&b""[..], tail=&b""[..], lengths=Vec::new()))]
+#[expect(clippy::too_many_arguments, reason = "a frame in one call: its records, and what stands around them")]
 pub fn records_pack<'py>(
     py: Python<'py>,
     values: &Bound<'py, PyAny>,
     keys: Option<&Bound<'py, PyAny>>,
     headers: Option<&Bound<'py, PyAny>>,
     ttl_ms: u32,
+    head: &[u8],
+    tail: &[u8],
+    lengths: Vec<usize>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let values = list_of(values)?.iter().map(|one| Ok(one.cast_into::<PyBytes>()?)).collect::<PyResult<Vec<_>>>()?;
     let keys = keys.map(optional_bytes).transpose()?;
@@ -78,11 +82,23 @@ pub fn records_pack<'py>(
         ttl_ms,
         value: values[i].as_bytes(),
     };
-    let total = (0..values.len()).map(|i| record(i).size()).sum();
-    unzeroed_bytes(py, total, |mut out| {
+    let size: usize = (0..values.len()).map(|i| record(i).size()).sum();
+    let mut front = head.to_vec();
+    for at in lengths {
+        let place = front.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<4>());
+        let place = place.ok_or_else(|| refuse("lengths must be places of four bytes in the head"))?;
+        let sum = u32::from_be_bytes(*place) as usize + size;
+        let sum =
+            u32::try_from(sum).map_err(|_| PyOverflowError::new_err("the set is longer than its length field says"))?;
+        *place = sum.to_be_bytes();
+    }
+    unzeroed_bytes(py, front.len() + size + tail.len(), |out| {
+        let (begin, mut out) = out.split_at_mut(front.len());
+        begin.copy_from_slice(&front);
         for i in 0..values.len() {
             out = record(i).put(out);
         }
+        out.copy_from_slice(tail);
     })
 }
 

@@ -1,6 +1,7 @@
 """`quintet mcp` as a host of a model sees it: a process with pipes, against a real broker; and its framing, byte by byte."""
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from tests.client.server import Server, running
 
 SECRET = "0123456789abcdef0123456789abcdef"
 WAIT_S = 60
+TURNS_TO_REGISTER = 40
 NUMBERS = itertools.count()  # of the names, so that no test gets what was sent to another one
 
 
@@ -186,6 +189,42 @@ def test_it_starts_without_a_broker_and_registers_when_there_is_one() -> None:
             assert host.tool("bus.drain")["structuredContent"] == {"messages": [], "more": False}
 
 
+def open_sockets() -> int:
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the folder's own
+            found += os.readlink(path).startswith("socket:")
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors by /proc, which this system has not")
+def test_a_registration_that_is_cancelled_leaves_no_socket_open(
+    broker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled after every number of turns of the loop that it can take."""
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    unheard: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unheard.append(context))
+        before = open_sockets()
+        for turns in range(TURNS_TO_REGISTER):
+            presence = Presence(lambda turns=turns: quintet.peer(broker.peer(f"mcp.cancelled{turns}")))  # type: ignore[misc]
+            task = asyncio.create_task(presence.run())
+            for _ in range(turns):
+                await asyncio.sleep(0 if turns % 2 else 0.0005)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for _ in range(10):  # a transport closes its socket one turn later
+                await asyncio.sleep(0)
+            assert open_sockets() == before, f"cancelled after {turns} turns"
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert not unheard
+
+
 def test_it_registers_again_when_its_name_was_freed(broker: Server) -> None:
     with hosts(broker.peer("mcp.freed")) as (host,), quintet.sync.peer(broker.peer("mcp.sender")) as sender:
         until(host, ok)
@@ -332,7 +371,7 @@ def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
 
         presence = Presence(lambda: quintet.peer(broker.peer("mcp.inner")))
         async with running_task(presence.run()):
-            await presence.started()  # cancelled while it opens, it would leave its connection to the collector
+            await presence.started()
             server = mcp.McpServer(presence)
             server._tools["bus.peers"] = never
             await server.run(chunks(), lambda line: said.append(json.loads(line)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
@@ -171,3 +172,40 @@ def test_a_door_without_headers_says_so(server: Server) -> None:
 def test_the_blocking_twin_asks_and_answers(server: Server, topic: str) -> None:
     with quintet.sync.connect(server.fly) as bus, bus.responder(topic, lambda msg: msg.json() + 1, group="g"):
         assert bus.ask(topic, 41, timeout=20).json() == 42
+
+
+def test_acknowledgements_go_out_together_and_none_is_lost(server: Server, topic: str) -> None:
+    async def scenario() -> None:
+        async with quintet.connect(server.url) as bus:
+            sub = bus.subscribe(topic)
+            await sub.open()
+            sub.gather_acks(60.0, 8)
+            settled: list[int] = []
+            plain = sub.source.settle
+
+            async def settle(tags: Sequence[int], wait: float) -> None:
+                settled.append(len(tags))
+                await plain(tags, wait)
+
+            sub.source.settle = settle  # type: ignore[method-assign,assignment]
+            await bus.publish_batch(topic, [str(number) for number in range(20)])
+            for _ in range(20):
+                await (await sub.get(timeout=30)).ack()
+            assert settled == [8, 8]
+            await sub.close()
+            assert settled == [8, 8, 4]
+            await bus.publish(topic, "last")
+            async with bus.subscribe(topic, resume=sub.id) as again:  # what was acknowledged does not come again
+                assert (await again.get(timeout=30)).text() == "last"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_is_answered_over_blipmq_and_felix(server: Server, topic: str) -> None:
+    async def scenario() -> None:
+        for url in (server.url, server.felix):
+            async with quintet.connect(url) as bus, bus.responder(topic, double):
+                found = await asyncio.gather(*(bus.ask(topic, number, timeout=30) for number in range(100)))
+                assert [reply.json() for reply in found] == [2 * number for number in range(100)]
+
+    asyncio.run(scenario())

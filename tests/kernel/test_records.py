@@ -33,6 +33,18 @@ class TestSets:
         assert packed == records.pack(*expected)
         assert records.split(packed) == expected
 
+    def test_a_set_is_packed_between_head_and_tail_of_its_frame(self, k: ModuleType) -> None:
+        plain = k.records_pack([b"v", b"w"], None, None, 7)
+        head = b"AB" + struct.pack(">I", 5) + b"C" + struct.pack(">I", 0)
+        framed = k.records_pack([b"v", b"w"], None, None, 7, head, b"tail", (2, 7))
+        lengths = struct.pack(">I", 5 + len(plain)), struct.pack(">I", len(plain))
+        assert framed == b"AB" + lengths[0] + b"C" + lengths[1] + plain + b"tail"
+        for at in (8, 1 << 40):
+            with pytest.raises(ValueError, match="places of four bytes in the head"):
+                k.records_pack([b"v"], None, None, 0, head, b"", (at,))
+        with pytest.raises(OverflowError):
+            k.records_pack([b"v"], None, None, 0, b"\xff" * 4, b"", (0,))
+
     def test_a_set_becomes_a_batch_for_each_partition(self, k: ModuleType) -> None:
         sent = records.pack(Record(b"0"), Record(b"1", b"x", HEADERS), Record(None, b"y"), Record(b"3", b"x", ttl_ms=2))
         groups, order = k.records_split(sent, -1, 2, b"o", NOW)
@@ -177,7 +189,12 @@ def packs(native: ModuleType, r: random.Random) -> None:
         r.choice((None, [one.key for one in columns])),
         r.choice((None, found)),
         ttl,
+        *r.choice(((), (b"\0" * 9, b"end", (r.randrange(8),)))),
     )
+    if data == REFUSED:  # a place that is not in the head
+        return
+    if data.endswith(b"end") and data.startswith(b"\0"):
+        data = data[9:-3]
     assert [one.value for one in records.split(data)] == [one.value or b"" for one in columns]
 
 

@@ -33,6 +33,8 @@ RANDOM_BYTES: Final = 16
 WAITING_MAX: Final = 100_000  # questions of one bus that are not answered yet
 REPLY_TTL_S: Final = 60.0
 TTL_MIN_S: Final = 0.001
+ACKS_S: Final = 0.02  # acknowledgements of requests and replies wait for so long, to be written together
+ACKS_MAX: Final = 32  # ... or for so many
 ERROR_TEXT_MAX: Final = 1_000  # characters of an exception that the asker is told
 
 
@@ -105,6 +107,7 @@ class Asker:
                     await self._replies.close()
                 self._address = f"{REPLY_PREFIX}{token_hex(RANDOM_BYTES)}"
                 replies = self._replies = self._bus.subscribe(self._address)
+                replies.gather_acks(ACKS_S, ACKS_MAX)
                 await replies.open()
                 self._reading = asyncio.get_running_loop().create_task(self._read(replies))
             return self._address

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Unpack, cast
 
 from quintet import kernel
-from quintet.client.asking import Answer, Asker, Responder, check_door
+from quintet.client.asking import ACKS_MAX, ACKS_S, Answer, Asker, Responder, check_door
 from quintet.client.consuming import (
     GRACE_S,
     PREFETCH_PER_WORKER,
@@ -521,7 +521,7 @@ class Bus:
         """`async with bus.responder("quotes", answer)`: what `answer(message)` returns is the reply; what it raises is told to
         the asker. Responders of one group share the requests; without one, each answers all, and the first answer counts."""
         check_door(self)
-        return self.consumer(
+        found = self.consumer(
             topic,
             Responder(self, handler, workers),
             workers=workers,
@@ -530,6 +530,8 @@ class Bus:
             grace=grace,
             **({"group": group, "start": "earliest"} if group is not None else {"durable": durable}),
         )
+        found.gather_acks(ACKS_S, min(2 * workers, ACKS_MAX))
+        return found
 
     def respond(
         self, topic: str | Sequence[str], *, workers: int = WORKERS_DEFAULT, group: str | None = None

@@ -143,6 +143,10 @@ class Consumer:
     ) -> None:
         await self.close()
 
+    def gather_acks(self, seconds: float, most: int) -> None:
+        """See Subscription.gather_acks."""
+        self._subscription.gather_acks(seconds, most)
+
     @property
     def handled(self) -> int:
         """Messages whose handler succeeded."""

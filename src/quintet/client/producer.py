@@ -116,7 +116,7 @@ class Producer:
             )
         data = encode(value, self._topic)
         size = len(data) + SEND_OVERHEAD_BYTES
-        encoded = encode_headers(headers)
+        encoded = encode_headers(headers) if headers else b""
         if len(data) + len(encoded) > self._value_bytes_max:
             raise too_large(len(data), self._value_bytes_max - len(encoded))
         if key is not None or partition is not None:

@@ -468,8 +468,13 @@ def records_pack(
     keys: Sequence[bytes | None] | None = None,
     headers: Sequence[bytes] | None = None,
     ttl_ms: int = 0,
+    head: bytes = b"",
+    tail: bytes = b"",
+    lengths: Sequence[int] = (),
 ) -> bytes:
-    """The record set of a publisher; headers as headers_pack gives them. Limits are the broker's to keep."""
+    """The record set of a publisher; headers as headers_pack gives them. Limits are the broker's to keep. `head` and `tail` stand
+    around it: a whole frame without a copy. The u32 at each of the places `lengths` of the head grows by the size of the set;
+    ValueError if it is not in the head, OverflowError if the sum does not fit."""
 
 def headers_pack(given: Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]) -> bytes:
     """Headers as a record set has them, with their count; empty if there are none. TypeError for anything else,

@@ -153,6 +153,9 @@ def records_pack(
     keys: Sequence[bytes | None] | None = None,
     headers: Sequence[bytes] | None = None,
     ttl_ms: int = 0,
+    head: bytes = b"",
+    tail: bytes = b"",
+    lengths: Sequence[int] = (),
 ) -> bytes:
     for column in (keys, headers):
         if column is not None and len(column) != len(values):
@@ -170,7 +173,15 @@ def records_pack(
         if ttl_ms:
             out += U32.pack(ttl_ms)
         out += U32.pack(len(value)) + value
-    return bytes(out)
+    front = bytearray(head)
+    for at in lengths:
+        if not 0 <= at <= len(front) - U32.size:
+            raise ValueError("lengths must be places of four bytes in the head")
+        size = U32.unpack_from(front, at)[0] + len(out)
+        if size > 0xFFFFFFFF:
+            raise OverflowError("the set is longer than its length field says")
+        U32.pack_into(front, at, size)
+    return bytes(front + out + tail)
 
 
 def headers_pack(given: Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]) -> bytes:

@@ -18,6 +18,7 @@ from quintet.client.core.base import deadline
 from quintet.client.core.errors import Closed, Unsupported
 from quintet.client.core.message import LogPosition, Message, MessageBatch, Row, Rows, log
 from quintet.client.core.source import Source
+from quintet.model.errors import QuintetError
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
 PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -48,6 +49,11 @@ class Subscription:
         self._ready = asyncio.Event()  # something is queued, or nothing ever will be
         self._goal = 0
         self._reached = asyncio.Event()  # as much is queued as a batch waits for
+        self._gather_s = 0.0  # see gather_acks; 0: each goes out at once
+        self._gather_max = 0
+        self._gathered: list[int] = []  # tags
+        self._gather_timer: asyncio.TimerHandle | None = None
+        self._settling: asyncio.Task[None] | None = None  # the newest that settles what was gathered
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -78,6 +84,7 @@ class Subscription:
             return
         self._closed = True
         self.drop(lambda row: False)
+        await self._flush_gathered()
         async with self._opening:  # wait for an `open` in progress, then close it
             await self._source.close()
         self.wake()
@@ -299,7 +306,33 @@ class Subscription:
         if self._closed:
             raise Closed("the subscription is closed: its messages can no longer be acknowledged")
         self._settled += 1
-        await self._source.settle(tags, self._timeout if timeout is None else timeout)
+        if not self._gather_s:
+            await self._source.settle(tags, self._timeout if timeout is None else timeout)
+            return
+        self._gathered += tags
+        if len(self._gathered) >= self._gather_max:
+            await self._flush_gathered()
+        elif self._gather_timer is None:
+            self._gather_timer = asyncio.get_running_loop().call_later(self._gather_s, self._settle_gathered)
+
+    def gather_acks(self, seconds: float, most: int) -> None:
+        """From now on acknowledgements go out together: `most` of them, or those of so many seconds. An acknowledgement by itself
+        is one write and, at the server, one read more for each message."""
+        self._gather_s, self._gather_max = seconds, most
+
+    def _settle_gathered(self) -> None:
+        self._settling = asyncio.get_running_loop().create_task(self._flush_gathered())
+
+    async def _flush_gathered(self) -> None:
+        if self._gather_timer is not None:
+            self._gather_timer.cancel()
+            self._gather_timer = None
+        tags, self._gathered = self._gathered, []
+        if tags:
+            try:
+                await self._source.settle(tags, self._timeout)
+            except QuintetError as error:  # they come again
+                log.info("%d acknowledgements of %r were not taken: %s", len(tags), self._topic, error)
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         self._source.hold(tags, retry)

@@ -81,6 +81,7 @@ ACKS_PER_WRITE: Final = 256  # single acknowledgements gathered at most before t
 FRAME_READ_MAX: Final = 2 * FRAME_BYTES_MAX  # a delivery has more around the message than its publish had
 KEY_BYTES_MAX: Final = 65_535
 U32_MAX: Final = (1 << 32) - 1
+_LENGTH_AT: Final = (0,)  # a frame begins with its length
 
 
 class Unspoken(ProtocolError):
@@ -255,8 +256,8 @@ class BlipConnection(SocketConnection, PushConnection):
         head = calls[0].load
         if _is_whole(head):
             calls[0].first = self._new_id(len(head.values))
-            data = kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms)
-            return codec.records(calls[0].first, head.topic.encode(), head.qos, data)
+            front = codec.records_head(calls[0].first, head.topic.encode(), head.qos, 0)
+            return kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms, front, b"", _LENGTH_AT)
         values = values_of(calls)
         first = id = self._new_id(len(values))
         for call in calls:

@@ -63,6 +63,7 @@ from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire
 
 PAYLOAD_READ_MAX: Final = 32 * 1024 * 1024  # the largest a listener can be told to take
+_LENGTH_BYTES: Final = 4  # of the size that ends the head of a record set
 TOPIC_NONE: Final = 0  # of answers to EXTEND, and of the first packet that shows the token
 
 _RENEW: Final = "take a fresh token (`quintet token mint`) and hand it to Queues(bus).renew, or put it into the URL"
@@ -225,8 +226,9 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
             head = run[0].load
             id = fnv1a(head.topic.encode())
             if _is_whole(head):
-                data = kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms)
-                parts.append(codec.records(jwt, id, data))
+                front = codec.records_head(jwt, id, 0)
+                columns = (head.values, head.keys, head.headers)
+                parts.append(kernel.records_pack(*columns, head.ttl_ms, front, b"", (len(front) - _LENGTH_BYTES,)))
                 self._owed.setdefault((frames.RECORDS, id), deque()).extend(run)
                 continue
             parts.append(kernel.fast_publish(jwt, id, values_of(run)))

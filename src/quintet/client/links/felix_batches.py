@@ -83,10 +83,9 @@ def _records_frame(
 ) -> bytes:
     """A record set as a batch."""
     keys, headers = [key for key, _ in columns], [own for _, own in columns]
-    head = b"" if id < 0 else id.to_bytes(8, "big") + bytes((PER_BATCH,))
-    payload = head + names.target(topic) + kernel.records_pack(values, keys, headers, ttl_ms)
     kind = frames.BATCH | frames.RECORDS | (frames.ACKED if id >= 0 else 0)
-    data = codec.frame(payload, kind)
+    front = codec.frame((b"" if id < 0 else id.to_bytes(8, "big") + bytes((PER_BATCH,))) + names.target(topic), kind)
+    data = kernel.records_pack(values, keys, headers, ttl_ms, front, b"", (frames.LENGTH_AT,))
     return packed(data) if flags & frames.ZSTD and len(data) >= ZSTD_BYTES_MIN else data
 
 

@@ -71,6 +71,7 @@ COMPRESSION: Final = {"none": 0} | {name: number for number, name in frames.CODE
 # PRODUCE_RECORDS by hand, as its row in the table says; a test holds them together.
 _U16: Final = struct.Struct(">H")
 _PLACE: Final = struct.Struct(">iI")  # partition, length of the set
+_LENGTH_BYTES: Final = 4  # of the last field of a frame's head, and of that of a set
 _PRODUCER: Final = struct.Struct(">QI")
 _ONE_GROUP: Final = struct.Struct(">IiQIqI")  # 1, partition, offset, count, time, no order
 _FETCHED: Final = struct.Struct(">QI")
@@ -349,14 +350,21 @@ class FlyConnection(SocketConnection, FetchConnection):
 
     def _encode_records(self, loads: list[Load]) -> bytes:
         head = loads[0]
-        data = kernel.records_pack(*columns_of(loads), head.ttl_ms)
+        columns = columns_of(loads)
         topic = head.topic.encode()
-        payload = b"%b%b%b%b" % (_U16.pack(len(topic)), topic, _PLACE.pack(head.partition, len(data)), data)
-        if head.producer_id:
-            payload += _PRODUCER.pack(head.producer_id, head.sequence)
+        place = b"%b%b%b" % (_U16.pack(len(topic)), topic, _PLACE.pack(head.partition, 0))
+        producer = _PRODUCER.pack(head.producer_id, head.sequence) if head.producer_id else b""
         squeeze = self._compression if head.compression is None else COMPRESSION[head.compression]
-        squeeze = squeeze if len(data) >= COMPRESS_BYTES_MIN else 0
-        return codec.frame(frames.PRODUCE_RECORDS, payload, squeeze)
+        if squeeze and sum(map(len, columns[0])) >= COMPRESS_BYTES_MIN:
+            payload = kernel.records_pack(*columns, head.ttl_ms, place, producer, (len(place) - _LENGTH_BYTES,))
+            return codec.frame(frames.PRODUCE_RECORDS, payload, squeeze)
+        rest = len(place) + len(producer)
+        front = frames.HEADER.pack(frames.MAGIC, frames.VERSION, frames.PRODUCE_RECORDS, frames.BINARY, rest) + place
+        lengths = (frames.HEADER_BYTES - _LENGTH_BYTES, len(front) - _LENGTH_BYTES)
+        made = kernel.records_pack(*columns, head.ttl_ms, front, producer, lengths)
+        if len(made) - frames.HEADER_BYTES > frames.FRAME_BYTES_MAX:
+            raise TooLarge(f"PRODUCE_RECORDS has {len(made):,} bytes, a frame holds {frames.FRAME_BYTES_MAX:,}")
+        return made
 
     def _encode_compressed(
         self, head: Load, values: Sequence[bytes], keys: Sequence[bytes | None] | None, squeeze: int

@@ -300,7 +300,9 @@ class Wire(SocketConnection):
 
     def abandon(self, error: QuintetError) -> None:
         groups, self._groups = self._groups, deque()
-        fail(self._registered, error)
+        if not self._registered.done():
+            self._registered.set_exception(error)
+            self._registered.exception()  # nobody waits for it if the caller was cancelled while it dialled
         for group in groups:
             for call in group.calls:
                 call.fail(error)

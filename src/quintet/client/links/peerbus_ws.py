@@ -3,11 +3,13 @@
 Loaded only for such a URL, because picows is not a package of every client (`quintet[peerbus]`).
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
-from quintet.client.core.base import Setup, dial
+from quintet.client.core.base import CLOSE_S, Setup, dial
 from quintet.client.core.errors import Closed, ConnectionLost
 from quintet.client.core.quiet import quiet_libraries
 from quintet.client.links.peerbus_wire import READ_BYTES_MAX, Wire, closed_because
@@ -110,6 +112,21 @@ class _Frames(WSListener):
         self._connection.resume_writing()
 
 
+async def _connect(opening: Coroutine[Any, Any, tuple[WSTransport, WSListener]]) -> None:
+    """Finish what picows began, also if the caller is cancelled: it leaves its socket open if it is cancelled between the connect
+    and the answer to its upgrade. A server that does not answer is left to picows' own time-out."""
+    task = asyncio.get_running_loop().create_task(opening)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=CLOSE_S)
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled() and task.exception() is None:
+            task.result()[0].disconnect()
+        raise
+
+
 async def dial_socket(setup: Setup, connection: SocketWire) -> None:
     """Open the WebSocket of a wire."""
     endpoint = setup.endpoint
@@ -119,13 +136,15 @@ async def dial_socket(setup: Setup, connection: SocketWire) -> None:
         await dial(
             setup,
             connection,
-            lambda tls: ws_connect(
-                lambda: _Frames(connection),
-                url,
-                ssl_context=tls,
-                websocket_handshake_timeout=setup.timeout,
-                max_frame_size=READ_BYTES_MAX,
-                max_redirects=0,
+            lambda tls: _connect(
+                ws_connect(
+                    lambda: _Frames(connection),
+                    url,
+                    ssl_context=tls,
+                    websocket_handshake_timeout=setup.timeout,
+                    max_frame_size=READ_BYTES_MAX,
+                    max_redirects=0,
+                )
             ),
         )
         if connection.socket is None:

@@ -107,10 +107,15 @@ def delivery_head(layout: int, topic: bytes, qos: int, correlation_id: int, size
     return HEADER.pack(FRAME_BYTES_MIN + len(head) + size, kind, correlation_id) + head
 
 
-def records(correlation_id: int, topic: bytes, qos: int, data: bytes) -> bytes:
-    """A record set, published or delivered, in version WHOLE."""
+def records_head(correlation_id: int, topic: bytes, qos: int, size: int) -> bytes:
+    """What stands before a record set of `size` bytes, published or delivered, in version WHOLE. It begins with its length."""
     head = PUBLISH_HEAD.pack(qos, len(topic)) + topic
-    return HEADER.pack(FRAME_BYTES_MIN + len(head) + len(data), RECORDS, correlation_id) + head + data
+    return HEADER.pack(FRAME_BYTES_MIN + len(head) + size, RECORDS, correlation_id) + head
+
+
+def records(correlation_id: int, topic: bytes, qos: int, data: bytes) -> bytes:
+    """A frame with a record set."""
+    return records_head(correlation_id, topic, qos, len(data)) + data
 
 
 def word(correlation_id: int, what: int, subscription_id: int, argument: int) -> bytes:

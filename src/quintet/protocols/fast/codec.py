@@ -38,8 +38,13 @@ def publish(jwt: bytes, topic: int, payload: bytes) -> bytes:
     return _jwt(frames.PUBLISH, jwt) + frames.PUBLISH_TAIL.pack(topic, len(payload)) + payload
 
 
+def records_head(jwt: bytes, topic: int, size: int) -> bytes:
+    """What stands before a record set of `size` bytes. It ends with that size."""
+    return _jwt(frames.RECORDS, jwt) + frames.PUBLISH_TAIL.pack(topic, size)
+
+
 def records(jwt: bytes, topic: int, data: bytes) -> bytes:
-    return _jwt(frames.RECORDS, jwt) + frames.PUBLISH_TAIL.pack(topic, len(data)) + data
+    return records_head(jwt, topic, len(data)) + data
 
 
 def rotate_key(jwt: bytes, topic: int, key: bytes) -> bytes:

@@ -34,6 +34,7 @@ from quintet.model.rights import Right
 MAGIC: Final = 0x464C5831
 VERSION: Final = 1
 HEADER: Final = struct.Struct(">IHHI")
+LENGTH_AT: Final = 8  # in the header: the bytes behind it, u32
 
 BATCH: Final = 0x0001
 EVENTS_OF: Final = 0x0002

@@ -98,6 +98,7 @@ class Text(Node):
         self._length = struct.Struct(_LENGTHS[kind])
         self.least = self._length.size + filled
         self._most = (1 << 8 * self._length.size) - 1
+        self.copied_bytes_max = COPIED_BYTES_MAX  # more of bytes32 stays a view when it is read
 
     def read(self, data: memoryview, at: int, found: Values) -> int:
         start = at + self._length.size
@@ -110,7 +111,7 @@ class Text(Node):
         if self._filled and not size:
             raise Malformed(f"{self.name}: must not be empty")
         if self.kind == "bytes32":
-            found[self.name] = data[start:end] if size > COPIED_BYTES_MAX else bytes(data[start:end])
+            found[self.name] = data[start:end] if size > self.copied_bytes_max else bytes(data[start:end])
             return end
         try:
             found[self.name] = str(data[start:end], "utf-8")
@@ -392,13 +393,15 @@ def layout(text: str) -> Layout:
 
 @lru_cache(maxsize=256)
 def request_layout(text: str) -> Layout:
-    """The same for what strangers send: its lists are bounded."""
+    """The same for what strangers send: its lists are bounded. A record set stays a view: it is split at once, or kept with its frame."""
     found, _ = _parse(_TOKENS.findall(text), 0, "")
     waiting = [found]
     while waiting:
         for node, _ in waiting.pop().names():
             if isinstance(node, Items):
                 node.most = REQUEST_ITEMS_MAX
+            if isinstance(node, Text) and node.name == "records":
+                node.copied_bytes_max = 0
             item = getattr(node, "item", None)
             if isinstance(item, Layout):
                 waiting.append(item)
@@ -444,7 +447,7 @@ def _plain(name: str, kind: str, filled: bool) -> Node:
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 
-_VIEWED: Final = frozenset({"data", "key", "message", "schema", "value"})
+_VIEWED: Final = frozenset({"data", "key", "message", "records", "schema", "value"})
 
 
 def decode_request(operation: frames.Operation, payload: bytes | memoryview) -> Values:
