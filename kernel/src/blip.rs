@@ -29,7 +29,7 @@ pub const PONG: u8 = 8;
 pub const ACK: u8 = 5;
 pub const POLL: u8 = 9;
 pub const DELIVER: u8 = 10;
-pub const RECORDS: u8 = 11;
+pub const MATCH: u8 = 12; // behind RECORDS, 11
 const TTL_BIT: u8 = 0x80;
 const MICROSECONDS_PER_MILLISECOND: i64 = 1000;
 

@@ -112,9 +112,9 @@ fn split<'py>(
     let held = Held::new(data)?;
     let d = held.bytes();
     let (mut pos, max_frame) = frame_bounds(start, max_frame, d.len())?;
-    // 3: version 2 with record sets, which Python takes apart.
+    // 3: version 2 with record sets and patterns, which Python takes apart.
     let last_type = match version {
-        3 => blip::RECORDS,
+        3 => blip::MATCH,
         2 => blip::DELIVER,
         _ => blip::POLL,
     };
@@ -273,7 +273,7 @@ pub fn blip_received<'py>(
     let items = PyList::empty(py);
     let mut run: Option<(u8, &[u8], Bound<'py, PyList>)> = None;
     loop {
-        let (kind, end) = match blip::next_frame(d, pos, max_frame, blip::RECORDS) {
+        let (kind, end) = match blip::next_frame(d, pos, max_frame, blip::MATCH) {
             blip::Next::Frame { kind, end } => (kind, end),
             blip::Next::Wait => return Ok((items, pos, 0)),
             blip::Next::Fatal(fatal) => return Ok((items, pos, fatal)),

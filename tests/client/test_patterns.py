@@ -1,4 +1,4 @@
-"""Several topics as one subscription: lists at every door, patterns over FlyMQ, topics that come and go."""
+"""Several topics as one subscription: lists at every door, patterns at those that match, topics that come and go."""
 
 import asyncio
 
@@ -6,8 +6,10 @@ import pytest
 
 import quintet
 from quintet.client.core.errors import BadName, BadRequest, LimitExceeded, Unsupported
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.client.manage import Manage
 from quintet.client.sources import many
+from quintet.model.errors import QuintetError
 from tests.client.server import Server
 
 FAST_LOOK_S = 0.02
@@ -126,8 +128,6 @@ def test_dead_letters_of_a_pattern_are_not_consumed_by_it(server: Server) -> Non
 def test_patterns_are_bounded_and_refused_with_reasons(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with quintet.connect(server.fly) as bus, quintet.connect(server.url) as blip:
-            with pytest.raises(Unsupported, match="FlyMQ"):
-                blip.subscribe("shop.*")
             with pytest.raises(BadName, match="empty"):
                 bus.subscribe([])
             with pytest.raises(BadRequest, match="RE2"):
@@ -139,6 +139,84 @@ def test_patterns_are_bounded_and_refused_with_reasons(server: Server, monkeypat
             monkeypatch.setattr(many, "TOPICS_MAX", 1)
             with pytest.raises(LimitExceeded, match="2 topics; the limit is 1"):
                 await bus.subscribe("shop5.*").open()
+
+    asyncio.run(scenario())
+
+
+MATCHING = [("url", {}), ("fly", {"start": "earliest"}), ("felix", {"durable": "d"}), ("felix", {})]
+
+
+@pytest.mark.parametrize(("door", "options"), MATCHING)
+def test_a_pattern_takes_topics_made_later_at_every_door(server: Server, door: str, options: dict[str, str]) -> None:
+    base = f"later/{door}{len(options)}/"
+
+    async def scenario() -> None:
+        async with quintet.connect(getattr(server, door)) as bus, quintet.connect(server.fly) as other:
+            await other.publish(f"{base}a", "before")
+            async with bus.subscribe(f"{base}*", **options) as sub:  # type: ignore[arg-type]
+                assert sub.topics == (f"{base}a",)
+                if "start" in options:
+                    await take(sub, 1)
+                await other.publish(f"{base}a", "1")
+                assert await take(sub, 1) == {f"{base}a": ["1"]}
+                await other.publish_batch(f"{base}b", ["2", "3"])  # before anybody joined it
+                assert await take(sub, 2) == {f"{base}b": ["2", "3"]}
+                await Manage(other).delete_topic(f"{base}a")
+                async with asyncio.timeout(30):
+                    while sub.topics != (f"{base}b",):
+                        await asyncio.sleep(0.01)
+                await other.publish(f"{base}b", "4")
+                assert await take(sub, 1) == {f"{base}b": ["4"]}
+                await sub.flush()
+                assert sub.refused == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("door", ["url", "fly", "felix"])
+def test_bad_patterns_are_refused_alike_at_every_door(
+    server: Server, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with quintet.connect(getattr(server, door)) as bus:
+            for text, why in (("regex:(", "RE2"), ("*" * 18, "the limit is 16")):
+                with pytest.raises(QuintetError, match=why) as refused:
+                    await bus.subscribe(text).open()
+                assert isinstance(refused.value, BadRequest), refused.value
+            await bus.publish(f"bound/{door}/a", "")
+            await bus.publish(f"bound/{door}/b", "")
+            monkeypatch.setattr(many, "TOPICS_MAX", 1)
+            with pytest.raises(LimitExceeded, match="2 topics; the limit is 1"):
+                await bus.subscribe(f"bound/{door}/*").open()
+
+    asyncio.run(scenario())
+
+
+def test_doors_that_do_not_match_say_which_do(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "0123456789abcdef0123456789abcdef")
+
+    async def scenario() -> None:
+        for url in (server.fast, server.peer("pattern.reader")):
+            async with quintet.connect(url) as bus:
+                with pytest.raises(Unsupported, match="BlipMQ, FlyMQ and Felix"):
+                    bus.subscribe("shop.*")
+
+    asyncio.run(scenario())
+
+
+def test_a_pattern_over_felix_stays_in_the_namespace_of_its_url(server: Server) -> None:
+    async def scenario() -> None:
+        url = f"{server.felix}&tenant=t7&namespace=shop"
+        async with quintet.connect(url) as bus, quintet.connect(server.fly) as other:
+            await other.publish("t7/shop/seven.a", "")
+            await other.publish("seven.b", "not in this namespace")
+            for pattern in ("seven.*", "regex:seven[.].", "t7/shop/seven.*"):
+                async with bus.subscribe(pattern) as sub:
+                    assert sub.topics == ("seven.a",), pattern
+                    await bus.publish("seven.a", pattern)
+                    assert await take(sub, 1) == {"seven.a": [pattern]}
+            async with bus.subscribe("regex:(t7/shop/)?seven[.].") as sub:  # bare names are not to be had here
+                assert sub.topics == ("seven.a",)
 
     asyncio.run(scenario())
 

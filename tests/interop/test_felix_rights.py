@@ -36,6 +36,7 @@ NEEDS: Final = {
     "cache_put": "w", "cache_get": "r", "ack": "o", "nack": "o", "working": "o", "credit": "o", "unsubscribe": "o", "cache_delete": "w", "cache_incr": "w",
     "cache_get_many": "r", "cache_keys": "r", "cache_watch": "r", "stream_shards": "r", "cache_shards": "r", "counter_add": "w", "counter_get": "r",
     "cache_put_if": "w", "cache_delete_if": "w", "group_poll": "r", "group_ack": "r", "group_nack": "r",
+    "match_topics": "k",
 }  # fmt: skip
 # One of these rights is enough.
 EITHER: Final = {"stream_shards": ("subscribe", "publish"), "cache_shards": ("cache_get", "cache_put")}
@@ -43,7 +44,7 @@ SAID_BY_SERVERS: Final = (
     "auth_ok", "subscribed", "event_stream_hello", "event", "event_batch", "cache_value", "cache_ok", "publish_ok",
     "publish_error", "ok", "error", "subscribe_cursor_error", "cache_conflict", "cache_number", "cache_values",
     "cache_key_list", "cache_event", "lagged", "publish ack", "binary events", "stream_shards_view", "cache_shards_view", "counter_value",
-    "cache_condition_result", "cache_watch_started", "group_records", "unsupported",
+    "cache_condition_result", "cache_watch_started", "group_records", "unsupported", "topic_list",
 )  # fmt: skip
 # Answers that are no refusal of a right: there is no such message, or no such thing of yours.
 UNKNOWN: Final = ("unexpected message type", "unsupported frame flags", "unknown subscription")
@@ -86,6 +87,7 @@ def json_frame(operation: str, state: str, foreign: int = FOREIGN) -> dict[str, 
         "group_ack": stream | {"shard": 0, "group": "g", "offset": 0},
         "group_nack": stream | {"shard": 0, "group": "g", "offset": 0},
         **{name: {"subscription_id": foreign, "ranges": [[0, 1]]} for name in ("ack", "nack", "working")},
+        "match_topics": {"patterns": ["*"]},
         "credit": {"subscription_id": foreign, "credit": 1}, "unsubscribe": {"subscription_id": foreign, "delete": True},
     }  # fmt: skip
     return {"type": operation, **rest.get(operation, stream | {"payload": "Mg=="}), "request_id": 3}
@@ -324,7 +326,7 @@ def test_the_matrix_of_nobody() -> None:
 
 
 def test_the_table_says_what_the_oracle_says() -> None:
-    words = {"i": "open", "r": "read", "w": "write", "o": "owner", "s": "server"}
+    words = {"i": "open", "r": "read", "w": "write", "o": "owner", "s": "server", "k": "known"}
     assert {name: words[need] for name, need in FelixDoor.operations.items()} == frames.RIGHTS
     assert set(frames.NAMES) == set(frames.RIGHTS) and len(frames.NAMES) == len(frames.RIGHTS)
 

@@ -62,7 +62,7 @@ class BlipWorld(World):
 class BlipDoor(Door):
     operations: ClassVar = {
         "HELLO": "h", "AUTH": "h", "PUBLISH": "w", "SUBSCRIBE": "r", "ACK": "o", "NACK": "o", "PING": "k", "PONG": "k",
-        "POLL": "o", "DELIVER": "k", "RECORDS": "w",
+        "POLL": "o", "DELIVER": "k", "RECORDS": "w", "MATCH": "k",
     }  # fmt: skip
     skip = frozenset({"worker"})
 
@@ -74,7 +74,7 @@ class BlipDoor(Door):
         frame = {
             "HELLO": lambda: blip.hello(3, 2), "AUTH": lambda: blip.auth(3, world.keys["bruno"][:-1]),
             "PUBLISH": lambda: kernel.blip_publish(name, 1, [b"2"], 3, 0),
-            "RECORDS": lambda: blip.records(3, name, 1, SET),
+            "RECORDS": lambda: blip.records(3, name, 1, SET), "MATCH": lambda: blip.match(3, 0, name),
             "SUBSCRIBE": lambda: blip.subscribe(3, name, 1), "ACK": lambda: blip.ack(0, world.foreign),
             "NACK": lambda: blip.word(3, blip_frames.CREDIT, world.foreign, 1),
             "POLL": lambda: blip.poll(3, world.foreign),

@@ -14,6 +14,7 @@ from quintet.protocols.blipmq import frames as blip
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.felix import codec as felix
 from quintet.protocols.felix import features
+from quintet.protocols.felix.matching import MatchTopics
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import frames as peer_frames
 from tests.turns import fly_inputs
@@ -128,6 +129,7 @@ def blip_rows(count: int, size: int) -> Iterator[Row]:
     yield row(blip.POLL, "of another's subscription", lambda _: blipmq.poll(1, 99) * count, BlipPolls)
     small = records.pack(records.Record(b"v", b"k", ((b"h", b"1"),)))
     many = records.pack(*[records.Record(b"v", b"k", ((b"h", b"1"),))] * count)
+    yield row(blip.MATCH, "small ones", lambda _: blipmq.match(1, 0, b"b*") * count, BlipWhole)
     yield row(blip.RECORDS, "small sets", lambda _: blipmq.records(1, b"b", 1, small) * count, BlipWhole)
     yield row(blip.RECORDS, f"a set of {count:,}", lambda _: blipmq.records(1, b"b", 1, many), BlipWhole)
     last = publish(b"big", b"x" * (long - len(LAST)) + LAST)
@@ -228,6 +230,7 @@ def _cache_changes(
 ) -> Iterator[Row]:
     c = felix
     yield row("cache_keys", "small ones", each(lambda i: c.CacheKeys(**cache, request_id=i), min(count, 100)))
+    yield row("match_topics", "small ones", each(lambda i: MatchTopics(patterns=["t*"], request_id=i), min(count, 100)))
     yield row("cache_delete", "small ones", each(lambda i: c.CacheDelete(**cache, key=f"d{i}", request_id=i), count))
     yield row("cache_incr", "small ones", each(lambda i: c.CacheIncr(**cache, key="n", delta=1, request_id=i), count))
 

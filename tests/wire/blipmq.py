@@ -16,7 +16,7 @@ from tests.wire.connection import Closed, Connection, Hang
 
 __all__ = ["Client", "Closed", "Frame", "Hang"]
 
-HELLO, AUTH, PUBLISH, SUBSCRIBE, ACK, NACK, PING, PONG, POLL, DELIVER, RECORDS = range(1, 12)
+HELLO, AUTH, PUBLISH, SUBSCRIBE, ACK, NACK, PING, PONG, POLL, DELIVER, RECORDS, MATCH = range(1, 13)
 HANG_S = 30.0
 OURS = 0x5102  # the version of this broker's own clients
 WHOLE = 0x5103  # the same with record sets
@@ -136,6 +136,23 @@ def word(id: int, what: int, subscription: int, argument: int) -> bytes:
 def records(id: int, topic: bytes, qos: int, data: bytes) -> bytes:
     """A record set (records.py) of version WHOLE, either way."""
     return frame(RECORDS, id, bytes((qos,)) + text(topic) + data)
+
+
+def match(id: int, version: int, *patterns: bytes) -> bytes:
+    """A question for the topics that match, of version WHOLE."""
+    return frame(MATCH, id, u64(version) + struct.pack(">H", len(patterns)) + b"".join(map(text, patterns)))
+
+
+def matched(payload: bytes) -> tuple[int, bool, list[bytes]]:
+    """Version, whether something changed, and the names, of a server's answer."""
+    version, changed, count = struct.unpack_from(">QBI", payload)
+    names, at = [], 13
+    for _ in range(count):
+        (size,) = struct.unpack_from(">H", payload, at)
+        names.append(payload[at + 2 : at + 2 + size])
+        at += 2 + size
+    assert at == len(payload)
+    return version, bool(changed), names
 
 
 def deliver(tag: int, topic: bytes, message: bytes, qos: int = 1) -> bytes:

@@ -103,5 +103,10 @@ class Bearer:
     def may(self, action: Action, permission: str, scope: Scope, name: str) -> bool:
         return self._permits(permission, scope) and self.broker.access.allowed(self.principal, action, name)
 
+    def may_see(self, scope: Scope, name: str) -> bool:
+        """Whether it may subscribe to this stream, asked in silence: a token sees its own tenant only."""
+        own = self.claims is None or scope[0] == self.claims.tenant
+        return own and self.may("subscribe", "stream.subscribe", scope, name)
+
     def _deny(self, name: str, what: str) -> None:
         self.broker.audit.record("access.denied", self.principal.name, name, "denied", self.peer, what)

@@ -327,6 +327,11 @@ class Broker:
             )
         return await self.topics.purge(name)
 
+    @property
+    def topics_version(self) -> int:
+        """Grows with every topic made or deleted and every change of rights: a client that asks with it learns what is new."""
+        return self.topics.changes + self.access.epoch + 1
+
     def matching_topics(self, patterns: Sequence[str], may_see: Callable[[str], bool]) -> Steps[list[str]]:
         """Names of the topics that match, of those that the caller may see (broker/topics/patterns.py)."""
         return matching(patterns, self.topics.all(), may_see, self._options.delivery.dead_letter_suffix)
@@ -407,21 +412,22 @@ class Broker:
         peer: str = "",
         *,
         door: str,
+        from_start: bool = False,
     ) -> None:
-        """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart. `door` is who
+        """A new subscription at the tail, or at the first record that is there; `sink.completed(token, subscription, error)` when it would survive a restart. `door` is who
         the audit names."""
         self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
-        start_alone(self.scheduler, self._subscribe(principal, topic, qos, door, sink, token))
+        start_alone(self.scheduler, self._subscribe(principal, topic, qos, door, sink, token, from_start))
 
     async def _subscribe(
-        self, principal: Principal, topic: Topic, qos: int, door: str, sink: Sink, token: object
+        self, principal: Principal, topic: Topic, qos: int, door: str, sink: Sink, token: object, from_start: bool
     ) -> None:
         made: Subscription | None = None
         error: Exception | None = None
         try:
             await topic.ready()
-            made = self.subscriptions.create(principal.name, topic, qos, door=door)
+            made = self.subscriptions.create(principal.name, topic, qos, door=door, from_start=from_start)
             await self.subscriptions.when_made(made)
         except QuintetError as refused:
             error = refused

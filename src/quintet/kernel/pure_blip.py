@@ -37,8 +37,8 @@ MAX_U64 = 0xFFFFFFFFFFFFFFFF
 MAX_GROUP_BYTES = 32 * 1024 * 1024
 MAX_GROUP_RECORDS = 1024 * 1024
 
-ERROR, HELLO, AUTH, PUBLISH, ACK, POLL, DELIVER, RECORDS = 0, 1, 2, 3, 5, 9, 10, 11
-LAST_TYPE = {1: POLL, 2: DELIVER, 3: RECORDS}  # 3: version 2 with record sets, which Python takes apart
+ERROR, HELLO, AUTH, PUBLISH, ACK, POLL, DELIVER, MATCH = 0, 1, 2, 3, 5, 9, 10, 12
+LAST_TYPE = {1: POLL, 2: DELIVER, 3: MATCH}  # 3: version 2 with record sets and patterns, which Python takes apart
 TTL_BIT = 0x80
 MICROSECONDS_PER_MILLISECOND = 1000
 
@@ -344,7 +344,7 @@ def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[
     messages: list[tuple[int, int, bytes]] = []
     pos = start
     while True:
-        end, kind, cid, fatal = _next_frame(view, pos, max_frame, RECORDS)
+        end, kind, cid, fatal = _next_frame(view, pos, max_frame, MATCH)
         if not end:
             return items, pos, fatal
         if kind in (PUBLISH, DELIVER):

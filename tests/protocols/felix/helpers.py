@@ -9,7 +9,7 @@ from quintet.broker.identity.access import Role
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
 from quintet.model.errors import BadRequest
 from quintet.protocols.base import LOST, TOO_SLOW
-from quintet.protocols.felix import codec, features, frames
+from quintet.protocols.felix import codec, features, frames, matching
 from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import Peer, SimBroker
@@ -129,7 +129,7 @@ def message_of(payload: bytes) -> Any:
 REPLIES = codec.decoders((
     codec.AuthOk, codec.Subscribed, codec.Hello, codec.Event, codec.EventBatch, codec.CacheValue, codec.CacheOk,
     codec.PublishOk, codec.PublishError, codec.Ok, codec.Error, codec.CursorError, codec.CacheConflict, codec.CacheNumber,
-    codec.CacheValues, codec.CacheKeyList, codec.CacheEvent, codec.Lagged,
+    codec.CacheValues, codec.CacheKeyList, codec.CacheEvent, codec.Lagged, matching.TopicList,
 ))  # fmt: skip
 FEATURED_REPLIES = codec.decoders((
     features.StreamShardsView, features.CacheShardsView, features.CounterValue, features.CacheConditionResult,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.broker.identity.access import Acl, Credential, hash_secret
-from quintet.protocols.felix import codec, features, frames
+from quintet.protocols.felix import codec, features, frames, matching
 from tests.protocols.felix.helpers import ALL, PRIMARY, FelixSim, Stream, batch, subscribe, token
 
 CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}
@@ -133,7 +133,7 @@ def test_every_cell(client: str, request_name: str) -> None:
 def test_no_request_is_left_out() -> None:
     asked = {name.partition(" ")[0] if name.startswith("subscribe") else name for name in REQUESTS}
     asked -= {"featured cache_delete", "featured cache_watch"}
-    by_owner = {name for name, right in frames.RIGHTS.items() if right in ("owner", "open", "server")}
+    by_owner = {name for name, right in frames.RIGHTS.items() if right in ("owner", "open", "server", "known")}
     assert asked == frames.RIGHTS.keys() - by_owner
 
 
@@ -145,3 +145,23 @@ def test_nobody_before_auth(name: str) -> None:
     assert stream.ask(REQUESTS[name][1]) == [codec.Error(message="auth required")]
     assert stream.reason() == "auth required"
     assert state(sim) == before
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_pattern_finds_what_one_may_subscribe_to(client: str) -> None:
+    connect, rights = CLIENTS[client]
+    sim = made()
+    name = "/".join(SCOPE.values())
+    (told,) = connect(sim, False).ask(matching.MatchTopics(patterns=["*"], request_id=4))
+    assert isinstance(told, matching.TopicList)
+    assert (told.changed, told.topics) == (True, [name] if "subscribe" in rights else [])
+    assert told.version == sim.broker.topics_version
+
+
+def test_a_bad_pattern_is_refused_and_the_stream_goes_on() -> None:
+    stream = made().connect().auth("all-key")
+    asked = [matching.MatchTopics(patterns=list(patterns), request_id=5) for patterns in (["regex:("], [], ["t1/*"])]
+    wrong, none, found = stream.ask(*asked)
+    assert isinstance(wrong, codec.Error) and "RE2" in wrong.message
+    assert isinstance(none, codec.Error) and "1 to 100" in none.message
+    assert isinstance(found, matching.TopicList) and len(found.topics) == 1

@@ -9,7 +9,7 @@ import pytest
 from quintet import kernel
 from quintet.model.errors import BadName, BadRequest
 from quintet.model.rights import check_rights
-from quintet.protocols.felix import codec, errors, features, frames
+from quintet.protocols.felix import codec, errors, features, frames, matching
 from tests.protocols.felix.helpers import FEATURED_REPLIES, REPLIES, decode_reply
 
 FOLDER = Path(__file__).parents[2] / "vectors" / "felix"
@@ -47,7 +47,7 @@ def test_json_is_byte_identical_both_ways(vector: dict[str, Any]) -> None:
     if kind not in frames.REQUESTS:
         message = decode_reply(payload, FEATURED_REPLIES if featured else REPLIES)
     else:
-        message = codec.decode_by(payload, features.requests if featured else codec.extended_too)
+        message = codec.decode_by(payload, features.requests if featured else matching.requests)
     assert codec.encode(message) == whole
     items, consumed, fatal = kernel.felix_split(whole, 0, frames.FRAME_BYTES_MAX, frames.BATCH, True, b"", 1)
     assert (items, consumed, fatal) == ([(frames.JSON_ITEM, payload)], len(whole), 0)

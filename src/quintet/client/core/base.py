@@ -135,8 +135,9 @@ class PushConnection(ClientConnection):
     """A connection whose server sends deliveries by itself."""
 
     @abstractmethod
-    async def subscribe(self, topic: str, qos: int) -> int:
-        """A new subscription, whose deliveries go to the target; returns its id."""
+    async def subscribe(self, topic: str, qos: int, from_start: bool = False) -> int:
+        """A new subscription, whose deliveries go to the target; returns its id. `from_start`: also of what is there, where the
+        door can."""
 
     @abstractmethod
     def attach(self, subscription: int) -> None:
@@ -170,6 +171,21 @@ class RequestConnection(ClientConnection):
     @abstractmethod
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         """Ask, in order with all that was asked before; the answer's fields, or the error it was refused with."""
+
+
+class Matched(NamedTuple):
+    """The topics that match and that one may read; `names` None: as they were at the version that was asked with."""
+
+    version: int
+    names: list[str] | None
+
+
+class MatchConnection(ClientConnection):
+    """A connection of a door that finds topics by patterns."""
+
+    @abstractmethod
+    async def match(self, patterns: Sequence[str], version: int) -> Matched:
+        """Which topics match one of them now; `version` is that of the last answer, 0 at first."""
 
 
 class FetchConnection(RequestConnection):

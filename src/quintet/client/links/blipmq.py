@@ -28,6 +28,8 @@ from quintet.client.core.base import (
     ClientConnection,
     Connector,
     Limits,
+    MatchConnection,
+    Matched,
     PushConnection,
     Setup,
     SocketConnection,
@@ -45,7 +47,9 @@ from quintet.client.sources.push import PushSource
 from quintet.model.errors import (
     AuthError,
     BadName,
+    BadRequest,
     Forbidden,
+    LimitExceeded,
     NotLeader,
     ProtocolError,
     QuintetError,
@@ -61,8 +65,10 @@ from quintet.protocols.blipmq.frames import (
     DELAY_CONFIGURED,
     DELIVER,
     FRAME_BYTES_MAX,
+    FROM_START,
     GIVE_BACK,
     GIVE_UP,
+    MATCH,
     NACK,
     NAMES,
     OURS,
@@ -138,7 +144,7 @@ class _Group(NamedTuple):
     calls: list[PublishCall]
 
 
-class BlipConnection(SocketConnection, PushConnection):
+class BlipConnection(SocketConnection, PushConnection, MatchConnection):
     """One BlipMQ connection, from HELLO on."""
 
     def __init__(self, where: str, target: Target, lost: Callable[[ClientConnection, QuintetError], None]) -> None:
@@ -168,10 +174,10 @@ class BlipConnection(SocketConnection, PushConnection):
             self._version = version
             return
 
-    async def subscribe(self, topic: str, qos: int) -> int:
+    async def subscribe(self, topic: str, qos: int, from_start: bool = False) -> int:
         id = self._new_id()
         answer = self._expect(id)
-        self.write(codec.subscribe(id, topic.encode(), qos))
+        self.write(codec.subscribe(id, topic.encode(), qos | FROM_START if from_start else qos))
         subscription = codec.parse_u64(await answer)
         if not subscription:
             raise ProtocolError("the server's answer to SUBSCRIBE holds no subscription id")
@@ -214,6 +220,25 @@ class BlipConnection(SocketConnection, PushConnection):
         argument = DELAY_CONFIGURED if delay is None else min(round(delay * 1000), DELAY_CONFIGURED - 1)
         word, argument = (GIVE_UP, 0) if dead else (GIVE_BACK, argument)
         self.write(b"".join(codec.word(tag, word, subscription, argument) for tag in tags))
+
+    async def match(self, patterns: Sequence[str], version: int) -> Matched:
+        if self._version < WHOLE:
+            what = "patterns are known from BlipMQ version 0x5103 on"
+            raise Unsupported(f"{self._where} speaks version {self._version:#x}: {what}", hint="update the broker")
+        id = self._new_id()
+        answer = self._expect(id)
+        self.write(codec.match_topics(id, version, [text.encode() for text in patterns]))
+        try:
+            found = codec.parse_matched(await answer)
+        except (ProtocolError, ServerError) as error:  # its NACK has a text and a code for many things
+            if "pattern" in error.message:
+                raise BadRequest(error.message) from None
+            if "topics match" in error.message:
+                raise LimitExceeded(error.message, hint="use a narrower pattern") from None
+            raise
+        if found is None:
+            raise ProtocolError(f"{self._where} answered MATCH with what does not parse")
+        return Matched(*found)
 
     async def barrier(self) -> None:
         self._flush_acks()
@@ -321,7 +346,7 @@ class BlipConnection(SocketConnection, PushConnection):
                     call.complete()
             elif id != HEARTBEAT_ID:
                 self._answer(id, payload)
-        elif kind == ACK:
+        elif kind in (ACK, MATCH):
             self._answer(id, payload)
         elif kind == NACK:
             self._refused(id, payload)
@@ -398,7 +423,6 @@ class BlipConnector:
         "member": "the FlyMQ door has consumer groups, and they have members",
         "retry": "the broker delivers again by itself here, as configured; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
-        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
@@ -422,7 +446,10 @@ class BlipConnector:
         return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
-        return PushSource(setup, wanted.topic, qos=wanted.qos, resume=wanted.resume, credit=wanted.prefetch)
+        from_start = wanted.start == "earliest"  # of a topic that began to match (sources/many.py)
+        return PushSource(
+            setup, wanted.topic, qos=wanted.qos, resume=wanted.resume, credit=wanted.prefetch, from_start=from_start
+        )
 
 
 CONNECTOR: Final = BlipConnector()

@@ -185,7 +185,7 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
             raise TypeError(f"{name} has no field {', '.join(fields)}")
         return {}
 
-    async def subscribe(self, topic: str, qos: int) -> int:
+    async def subscribe(self, topic: str, qos: int, from_start: bool = False) -> int:
         id = fnv1a(topic.encode())
         self._subscribed[id] = topic
         await self._ask(frames.SUBSCRIBE, id, codec.subscribe(self._jwt(), id))
@@ -390,7 +390,7 @@ class FastConnector:
         "member": "the FlyMQ door has consumer groups, and they have members",
         "retry": "nothing is delivered again here: messages of Fast are not acknowledged",
         "filter": "the FlyMQ door filters on the server",
-        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
+        "pattern": "the BlipMQ, FlyMQ and Felix doors find topics by a pattern",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",

@@ -25,6 +25,8 @@ from quintet.client.core.base import (
     Connector,
     Fields,
     Limits,
+    MatchConnection,
+    Matched,
     PushConnection,
     RequestConnection,
     Setup,
@@ -140,7 +142,7 @@ class Trunk:
             self.quic.close()
 
 
-class FelixStream(PushConnection, RequestConnection):
+class FelixStream(PushConnection, RequestConnection, MatchConnection):
     """One stream of the connection, from `auth` on."""
 
     def __init__(
@@ -200,6 +202,13 @@ class FelixStream(PushConnection, RequestConnection):
             raise Unsupported(f"{self._trunk.where} does not know {name}", hint="a Quintet broker does")
         self._publishes.flush()
         return self._ask({"type": name, **fields})
+
+    async def match(self, patterns: Sequence[str], version: int) -> Matched:
+        names = self._door.names
+        asked = {"patterns": [names.pattern(text) for text in patterns], "version": version}
+        answer = await self.request("match_topics", asked)
+        found = [names.short(name) for name in answer["topics"] if names.reaches(name)] if answer["changed"] else None
+        return Matched(int(answer["version"]), found)
 
     def _ask(self, message: Fields) -> "asyncio.Future[Fields]":
         if self._lost is not None:
@@ -264,7 +273,7 @@ class FelixStream(PushConnection, RequestConnection):
 
     # -- subscribing and acknowledging -----------------------------------------------------------------------------
 
-    async def subscribe(self, topic: str, qos: int) -> int:
+    async def subscribe(self, topic: str, qos: int, from_start: bool = False) -> int:
         raise AssertionError("FelixSource says more than a topic: see listen")
 
     def attach(self, subscription: int) -> None:
@@ -566,7 +575,6 @@ class FelixConnector:
         "member": "the FlyMQ door has members with names",
         "retry": "the broker delivers again by itself here, as configured; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
-        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "subscribe with start=OFFSET, or use the FlyMQ door",
         "replay": "subscribe with start='earliest', or use the FlyMQ door",

@@ -9,6 +9,7 @@ Names of topics are split here, too: Felix has three parts where the broker has 
 
 import asyncio
 import binascii
+import re
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -22,13 +23,14 @@ from quintet.client.core.errors import Unsupported
 from quintet.client.core.message import LogPosition, Rows, log
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import ACKED_TAGS_MAX, PushSource
-from quintet.model.errors import OffsetNotFound, QuintetError
+from quintet.model.errors import BadName, OffsetNotFound, QuintetError
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import ACK_RECORDS_MAX as CREDIT_MAX
 from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
 
 AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
 OWED_MAX: Final = 100_000  # messages that were given back and have not come again
+REGEX: Final = "regex:"  # of a pattern (sources/many.py)
 STARTS: Final = ("earliest", "latest")
 
 WireStart = str | dict[str, int] | dict[str, list[int]]  # a word, an offset, a time, or an offset of each partition
@@ -82,6 +84,29 @@ class Names(NamedTuple):
         if self.tenant and self.namespace and "/" not in topic:
             return self.tenant, self.namespace, topic
         return "", "", topic
+
+    def pattern(self, text: str) -> str:
+        """A pattern as the broker has it: in the own namespace, if it names none."""
+        if not (self.tenant and self.namespace) or "/" in text:
+            return text
+        if text.startswith(REGEX):
+            return f"{REGEX}{re.escape(self._prefix)}(?:{text.removeprefix(REGEX)})"
+        return self._prefix + text
+
+    def short(self, name: str) -> str:
+        """The name of a topic as its user would write it: what `split` makes of it is the same."""
+        return name.removeprefix(self._prefix) if self.tenant and self.namespace else name
+
+    def reaches(self, name: str) -> bool:
+        """Whether a topic of the broker has a name here: one without a tenant has none where the URL gives a namespace."""
+        try:
+            return codec.topic_of(self.split(self.short(name))) == name
+        except BadName:
+            return False
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.tenant}/{self.namespace}/"
 
     def scope(self, cache: str) -> tuple[str, str, str]:
         """The same of a cache, which always has a tenant and a namespace."""
@@ -161,8 +186,8 @@ class FelixSource(PushSource):
         for option in ("durable", "group"):
             if name := getattr(self._wanted, option):
                 fields[option] = name
+        self._id = 0  # events have a stream of their own: they may come, and be acknowledged, before the answer
         answer = await self._listen(felix, fields)
-        self._id = 0
         self._timeout = felix.timeout
         offsets = answer.get("offsets")
         if isinstance(offsets, list) and not self._kept:

@@ -25,6 +25,8 @@ from quintet.client.core.base import (
     Fetched,
     Fields,
     Limits,
+    MatchConnection,
+    Matched,
     Setup,
     SocketConnection,
     Target,
@@ -232,7 +234,7 @@ def _places(answer: Fields) -> list[tuple[int, int, int] | None]:
     return [next(each[number]) for number in struct.unpack(f">{len(order) // 2}H", order)]
 
 
-class FlyConnection(SocketConnection, FetchConnection):
+class FlyConnection(SocketConnection, FetchConnection, MatchConnection):
     """One FlyMQ connection, from AUTH on."""
 
     def __init__(
@@ -314,6 +316,10 @@ class FlyConnection(SocketConnection, FetchConnection):
 
     async def barrier(self) -> None:
         await self.request("WHOAMI", {})
+
+    async def match(self, patterns: Sequence[str], version: int) -> Matched:
+        answer = await self.request("MATCH_TOPICS", {"patterns": list(patterns), "version": version})
+        return Matched(answer["version"], answer["topics"] if answer["changed"] else None)
 
     # -- publishing ------------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class PeerConnector:
         "member": "the FlyMQ door has consumer groups, and they have members",
         "retry": "what is not acknowledged comes again with the next connection; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
-        "pattern": "the FlyMQ door finds topics by a pattern; every door takes a list of names",
+        "pattern": "the BlipMQ, FlyMQ and Felix doors find topics by a pattern",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quintet.client.core.base import Channel, RequestConnection, Setup, Silent, Wanted
+from quintet.client.core.base import Channel, MatchConnection, Setup, Silent, Wanted
 from quintet.client.core.errors import (
     ConnectionLost,
     Forbidden,
@@ -164,10 +164,9 @@ class ManySource(Source):
         """The names that match now; None: as before."""
         assert self._channel is not None
         connection = await self._channel.connection()
-        assert isinstance(connection, RequestConnection)
-        answer = await connection.request("MATCH_TOPICS", {"patterns": self._patterns, "version": self._version})
-        self._version = answer["version"]
-        return list(answer["topics"]) if answer["changed"] else None
+        assert isinstance(connection, MatchConnection), "a door that does not match says so in `lacks`"
+        self._version, names = await connection.match(self._patterns, self._version)
+        return names
 
     async def _look_forever(self) -> None:
         while True:

@@ -33,10 +33,13 @@ TRACKED_TAGS_MAX: Final = 100_000  # deliveries never acknowledged that are reme
 class PushSource(Source):
     """The connection of one pushed subscription, and what is known of its deliveries."""
 
-    def __init__(self, setup: Setup, topic: str, *, qos: int, resume: int | None, credit: int = 0) -> None:
+    def __init__(
+        self, setup: Setup, topic: str, *, qos: int, resume: int | None, credit: int = 0, from_start: bool = False
+    ) -> None:
         self._topic = topic
         self._qos = qos
         self._id = resume
+        self._from_start = from_start
         self._window = setup.connector.limits.in_flight_max
         self._lacks = setup.connector.lacks
         self._channel = Channel(setup, self, on_up=self._attach, on_down=self._down)
@@ -133,7 +136,7 @@ class PushSource(Source):
         assert isinstance(connection, PushConnection), "this door pushes"
         known = self._id is not None
         if self._id is None:
-            self._id = await connection.subscribe(self._topic, self._qos)
+            self._id = await connection.subscribe(self._topic, self._qos, self._from_start)
         else:
             if len(self._acked_before) > ACKED_TAGS_MAX:
                 self._acked_before.clear()

@@ -4,6 +4,7 @@ Publishes, deliveries, acknowledgements and polls come by the thousand and are s
 (`blip_split`, `blip_deliver`); what is here is the handshake and the single replies, for both sides.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from quintet.model.errors import ProtocolError
@@ -16,6 +17,9 @@ from quintet.protocols.blipmq.frames import (
     FRAME_BYTES_MIN,
     HEADER,
     HELLO,
+    MATCH,
+    MATCH_ASKED,
+    MATCH_FOUND,
     NACK,
     NACK_HEAD,
     PING,
@@ -118,6 +122,21 @@ def records(correlation_id: int, topic: bytes, qos: int, data: bytes) -> bytes:
     return records_head(correlation_id, topic, qos, len(data)) + data
 
 
+def match_topics(correlation_id: int, version: int, patterns: Sequence[bytes]) -> bytes:
+    """A client's MATCH; a pattern has at most 65,535 bytes here, and fewer at the broker."""
+    return encode(MATCH, correlation_id, MATCH_ASKED.pack(version, len(patterns)) + _texts(patterns))
+
+
+def matched(correlation_id: int, version: int, names: Sequence[bytes] | None) -> bytes:
+    """A server's MATCH; None: as at the version that was asked with."""
+    head = MATCH_FOUND.pack(version, names is not None, len(names or ()))
+    return encode(MATCH, correlation_id, head + _texts(names or ()))
+
+
+def _texts(texts: Sequence[bytes]) -> bytes:
+    return b"".join(U16.pack(len(text)) + text for text in texts)
+
+
 def word(correlation_id: int, what: int, subscription_id: int, argument: int) -> bytes:
     """A client's NACK of version OURS."""
     return encode(NACK, correlation_id, WORD.pack(what, subscription_id, argument))
@@ -157,6 +176,42 @@ def parse_records(payload: bytes) -> tuple[int, bytes, memoryview] | None:
     if len(payload) < end or not _is_utf8(payload[PUBLISH_HEAD.size : end]):
         return None
     return qos, payload[PUBLISH_HEAD.size : end], memoryview(payload)[end:]
+
+
+def parse_match(payload: bytes) -> tuple[int, list[str]] | None:
+    """(version, patterns) of a client's MATCH."""
+    if len(payload) < MATCH_ASKED.size:
+        return None
+    version, count = MATCH_ASKED.unpack_from(payload)
+    patterns = _parse_texts(payload, MATCH_ASKED.size, count)
+    return None if patterns is None else (version, patterns)
+
+
+def parse_matched(payload: bytes) -> tuple[int, list[str] | None] | None:
+    """(version, names or None) of a server's MATCH."""
+    if len(payload) < MATCH_FOUND.size:
+        return None
+    version, changed, count = MATCH_FOUND.unpack_from(payload)
+    names = _parse_texts(payload, MATCH_FOUND.size, count)
+    return None if names is None else (version, names if changed else None)
+
+
+def _parse_texts(payload: bytes, at: int, count: int) -> list[str] | None:
+    """So many texts of UTF-8, to the last byte."""
+    if count * U16.size > len(payload) - at:
+        return None
+    found: list[str] = []
+    for _ in range(count):
+        if at + U16.size > len(payload):
+            return None
+        (size,) = U16.unpack_from(payload, at)
+        at += U16.size
+        raw = payload[at : at + size]
+        if len(raw) < size or not _is_utf8(raw):
+            return None
+        found.append(raw.decode())
+        at += size
+    return found if at == len(payload) else None
 
 
 def parse_nack(payload: bytes) -> tuple[int, str] | None:

@@ -20,6 +20,8 @@ QOS: Final = (400, "invalid QoS value")
 TOPIC_NUL: Final = (400, "topic contains NUL byte")
 TOPIC_LONG: Final = (400, "topic too long")
 WORD_INVALID: Final = (400, "invalid NACK payload")
+MATCH_INVALID: Final = (400, "invalid MATCH payload")
+MATCH_BUSY: Final = (500, "a connection has one MATCH under way at a time")
 UNKNOWN: Final = (404, "unknown subscription or delivery tag")
 
 # The error numbers of kernel.blip_split, in its order.

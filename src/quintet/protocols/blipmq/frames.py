@@ -13,7 +13,9 @@ from quintet.model.rights import Right
 HELLO: Final = 0x01  # [u16 version]
 AUTH: Final = 0x02  # [u16 n][key]
 PUBLISH: Final = 0x03  # [u8 qos][u16 n][topic][message]; version 2: qos bit 0x80 = [u32 ttl_ms] follows the qos byte
-SUBSCRIBE: Final = 0x04  # [u16 n][topic][u8 qos]
+SUBSCRIBE: Final = (
+    0x04  # [u16 n][topic][u8 qos]; version WHOLE: qos bit FROM_START = from the first message that is there
+)
 ACK: Final = 0x05  # [u64 subscription_id]
 NACK: Final = (
     0x06  # [u16 code][u16 n][text]; version OURS, from a client: [u16 word][u64 subscription_id][u32 argument]
@@ -23,6 +25,8 @@ PONG: Final = 0x08  # empty
 POLL: Final = 0x09  # [u64 subscription_id]
 DELIVER: Final = 0x0A  # version 2, server to client: [u8 qos][u64 tag][u16 n][topic][message]
 RECORDS: Final = 0x0B  # version WHOLE, both ways: [u8 qos][u16 n][topic][record set]
+# version WHOLE; a client's: [u64 version][u16 count]([u16 n][pattern])*; a server's: [u64 version][u8 changed][u32 count]([u16 n][topic])*
+MATCH: Final = 0x0C
 
 NAMES: Final = {
     HELLO: "HELLO",
@@ -36,6 +40,7 @@ NAMES: Final = {
     POLL: "POLL",
     DELIVER: "DELIVER",
     RECORDS: "RECORDS",
+    MATCH: "MATCH",
 }
 
 # The words of a client's NACK in version OURS: what it says of a delivery, or of a subscription, without acknowledging.
@@ -59,6 +64,7 @@ RIGHTS: Final[dict[int, Right]] = {
     POLL: "owner",
     DELIVER: "server",
     RECORDS: "write",
+    MATCH: "known",  # answered with those that one may subscribe to
 }
 
 MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does not parse
@@ -66,7 +72,7 @@ MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does no
 FRAME_BYTES_MIN: Final = 9  # of the length field: type and correlation id
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 OURS: Final = 0x5102  # version 2 and the words of a consumer; far from the numbers that BlipMQ may give out
-WHOLE: Final = 0x5103  # OURS, and records with key, headers, time and origin (ADR 33)
+WHOLE: Final = 0x5103  # OURS, and records with key, headers, time and origin (ADR 33), and patterns of topics (ADR 34)
 VERSIONS: Final = (1, 2, OURS, WHOLE)
 TOPIC_BYTES_MAX: Final = 255
 RECORDS_OVERHEAD_BYTES: Final = 13 + 3 + TOPIC_BYTES_MAX  # of a RECORDS frame beside its set
@@ -76,5 +82,8 @@ U16: Final = struct.Struct(">H")
 U64: Final = struct.Struct(">Q")
 ACK_FRAME: Final = struct.Struct(">IBQQ")
 NACK_HEAD: Final = struct.Struct(">IBQHH")
+FROM_START: Final = 0x80
+MATCH_ASKED: Final = struct.Struct(">QH")
+MATCH_FOUND: Final = struct.Struct(">QBI")
 PUBLISH_HEAD: Final = struct.Struct(">BH")
 DELIVER_HEAD: Final = struct.Struct(">BQH")

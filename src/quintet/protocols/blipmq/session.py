@@ -27,7 +27,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.kernel.items import BlipItem, BlipPublish
 from quintet.model import limits
 from quintet.model.batch import AT_MOST_ONCE, RecordBatch
-from quintet.model.errors import AuthError, ProtocolError, QuintetError, message_of
+from quintet.model.errors import AuthError, BadRequest, ProtocolError, QuintetError, message_of
 from quintet.protocols import records
 from quintet.protocols.base import (
     CLAIM_BYTES_MIN,
@@ -78,7 +78,7 @@ class BlipSession:
     holding = False  # every frame is taken when it is whole: late answers wait in their slots
 
     __slots__ = (
-        "_asked", "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
+        "_asked", "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_matching", "_origin", "_peer",
         "_polls", "_principal", "_replies", "_routes", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
@@ -119,6 +119,7 @@ class BlipSession:
         self._left: list[BlipItem] | None = None  # requests for a later turn; their bytes are consumed
         self._polls: list[tuple[Subscription, list[int], Slot]] = []  # of version 1, not answered yet
         self.making = False  # an answer whose bytes are claimed
+        self._matching = False  # a MATCH is under way
         self._doing = 0
         self._asked: int | bytes = 0  # the id of that request: as a number, or as the wire has it
         self.stopped = False
@@ -346,6 +347,8 @@ class BlipSession:
             self._word(correlation_id, payload)
         elif kind == frames.RECORDS:
             self._publish_records(correlation_id, payload)
+        elif kind == frames.MATCH:
+            self._match(correlation_id, payload)
         elif kind == frames.HELLO:
             self._nack(correlation_id, errors.HELLO_ALREADY)
         elif kind == frames.AUTH:
@@ -435,6 +438,8 @@ class BlipSession:
         if parsed is None:
             return self._nack(correlation_id, errors.SUBSCRIBE_INVALID)
         topic, qos = parsed
+        from_start = self._version >= frames.WHOLE and bool(qos & frames.FROM_START)
+        qos = qos & ~frames.FROM_START if from_start else qos
         if not topic:
             return self._nack(correlation_id, errors.EMPTY_TOPIC)
         if qos not in (0, 1):
@@ -449,7 +454,9 @@ class BlipSession:
         slot = self._replies.reserve()
         try:
             token = partial(self._subscribed, slot, correlation_id)
-            self._broker.subscribe(self._principal, topic, qos, self._sink, token, self._peer, door="blipmq")
+            self._broker.subscribe(
+                self._principal, topic, qos, self._sink, token, self._peer, door="blipmq", from_start=from_start
+            )
             self._made += 1
         except QuintetError as error:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
@@ -474,6 +481,39 @@ class BlipSession:
         if self._version >= 2:
             subscription.grant(credit)
             subscription.attach(self._sink)
+
+    def _match(self, correlation_id: int, payload: bytes) -> None:
+        """The topics that match and that this key may subscribe to; no names while nothing changed."""
+        parsed = codec.parse_match(payload)
+        if parsed is None:
+            return self._nack(correlation_id, errors.MATCH_INVALID)
+        asked, patterns = parsed
+        version, principal, access = self._broker.topics_version, self._principal, self._broker.access
+        assert principal is not None
+        if asked == version:
+            return self._replies.put(codec.matched(correlation_id, version, None))
+        if self._matching:
+            return self._nack(correlation_id, errors.MATCH_BUSY)
+        self._matching = True
+        slot = self._replies.reserve()
+        told = partial(self._sink.completed, partial(self._matched, slot, correlation_id, version))
+        try:
+            names = self._broker.matching_topics(patterns, lambda name: access.allowed(principal, "subscribe", name))
+            self._broker.slices.finish(names).then(told)
+        except QuintetError as error:
+            self._matched(slot, correlation_id, version, None, error)
+        return None
+
+    def _matched(
+        self, slot: Slot, correlation_id: int, version: int, names: list[str] | None, error: Exception | None
+    ) -> None:
+        self._matching = False
+        if names is None:
+            assert error is not None
+            code, text = errors.to_nack(error)
+            self._replies.fill(slot, codec.nack(correlation_id, 400 if isinstance(error, BadRequest) else code, text))
+        else:
+            self._replies.fill(slot, codec.matched(correlation_id, version, [name.encode() for name in names]))
 
     def _word(self, correlation_id: int, payload: bytes) -> None:
         """What a consumer says of a delivery that it does not acknowledge, or of how many it takes."""

@@ -10,7 +10,8 @@ from typing import Final
 from quintet.delivery.subscription import Subscription
 from quintet.model.errors import BadRequest, QuintetError, UnknownSubscription
 from quintet.protocols.base import Slot
-from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix import codec, frames, matching
+from quintet.protocols.felix.cache_requests import Late
 from quintet.protocols.felix.codec import Id
 from quintet.protocols.felix.feature_requests import FeatureRequests
 from quintet.protocols.felix.mapping import EventStream, Feed, GroupStream, Subscribing
@@ -147,6 +148,31 @@ class ConsumerRequests(FeatureRequests):
             self._error(error, request_id, slot)
         else:
             self._replies.fill(slot, codec.encode(codec.Ok(request_id=request_id)))
+
+    def _match_topics(self, ask: matching.MatchTopics, _now: int) -> None:
+        """The topics that match and that this client may subscribe to; no names while nothing changed."""
+        bearer, version = self._bearer, self._broker.topics_version
+        assert bearer is not None
+        if ask.version == version:
+            same = matching.TopicList(request_id=ask.request_id, version=version, changed=False, topics=[])
+            self._answer(ask.request_id, same)
+            return
+        late = Late(self, ask.request_id)
+
+        def found(names: list[str] | None, error: Exception | None) -> None:
+            if names is not None:
+                late.message = matching.TopicList(
+                    request_id=ask.request_id, version=version, changed=True, topics=names
+                )
+            late.done(error)
+
+        try:
+            names = self._broker.matching_topics(
+                ask.patterns, lambda name: bearer.may_see(matching.scope_of(name), name)
+            )
+            self._broker.slices.finish(names).then(found)
+        except QuintetError as error:
+            late.done(error)
 
     def _unsubscribe(self, ask: codec.Unsubscribe, _now: int) -> None:
         self._own(ask.subscription_id).end(forget=ask.delete)

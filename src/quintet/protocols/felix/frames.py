@@ -93,6 +93,7 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_get_many": "read",
     "cache_keys": "read",
     "cache_watch": "read",
+    "match_topics": "known",  # answered with those that one may subscribe to
     "auth_ok": "server",
     "subscribed": "server",
     "event_stream_hello": "server",
@@ -110,6 +111,7 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_values": "server",
     "cache_key_list": "server",
     "cache_event": "server",
+    "topic_list": "server",
     "lagged": "server",
     "stream_shards": "read",  # or write: who publishes by key asks for it, too
     "cache_shards": "read",
@@ -133,6 +135,7 @@ RIGHTS: Final[dict[str, Right]] = {
 # Only where both sides said EXTENDED; to anybody else these are unknown.
 OURS: Final = frozenset({
     "ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_keys", "cache_watch",
+    "match_topics",
 })  # fmt: skip
 # Only where `auth` has client_features, and then cache_delete and cache_watch too, in a form of their own.
 FEATURED: Final = frozenset({
@@ -146,7 +149,7 @@ NAMES: Final = (
     *REQUESTS, "stream_shards_view", "cache_shards_view", "counter_value", "cache_condition_result", "cache_watch_started",
     "group_records", "unsupported", "binary batch", "acknowledged batch", "auth_ok", "subscribed", "event_stream_hello", "event", "event_batch",
     "cache_value", "cache_ok", "publish_ok", "publish_error", "ok", "error", "subscribe_cursor_error", "cache_conflict",
-    "cache_number", "cache_values", "cache_key_list", "cache_event", "lagged", "publish ack", "binary events",
+    "cache_number", "cache_values", "cache_key_list", "cache_event", "topic_list", "lagged", "publish ack", "binary events",
 )  # fmt: skip
 
 # The items of kernel.felix_split.

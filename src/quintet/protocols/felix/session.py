@@ -29,7 +29,7 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError,
 from quintet.model.keys import fnv1a
 from quintet.protocols import records
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, Streams, act_on
-from quintet.protocols.felix import codec, errors, features, frames, long_json
+from quintet.protocols.felix import codec, errors, features, frames, long_json, matching
 from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.consumer_requests import ConsumerRequests
 from quintet.protocols.felix.feature_requests import HANDLERS
@@ -405,7 +405,7 @@ class FelixSession(ConsumerRequests):
 
     def _json(self, payload: bytes, now: int) -> None:
         dialect = self._dialect
-        known = features.requests if dialect.featured else codec.extended_too if dialect.extended else codec.plain
+        known = features.requests if dialect.featured else matching.requests if dialect.extended else codec.plain
         if len(payload) > long_json.JSON_HERE_BYTES_MAX:
             self._held = True
             self._late += 1
@@ -627,5 +627,6 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     codec.CacheGetMany: FelixSession._cache_get_many,
     codec.CacheKeys: FelixSession._cache_keys,
     codec.CacheWatch: FelixSession._cache_watch,
+    matching.MatchTopics: FelixSession._match_topics,
     **HANDLERS,
 }
