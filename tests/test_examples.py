@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintet import sync
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from tests.client.server import running
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -76,3 +77,39 @@ def test_a_declarative_pipeline_reads_a_topic_and_writes_one(tmp_path: Path) -> 
         done.stderr
     )
     assert totals == [(b"ann", '{"paid":22,"orders":2}'), (b"bob", '{"paid":20,"orders":1}')]
+
+
+# What each protocol has no place for; everything else must work.
+ORDERS = {
+    "fly": {"cache"},
+    "fly_sdk": {"cache"},
+    "url": {"cache", "transaction", "schema", "delay"},
+    "felix": {"transaction", "schema", "delay"},
+    "fast": {"ask", "cache", "transaction", "schema", "delay"},
+    "peer": {"ask", "cache", "transaction", "schema", "delay"},
+    "lines": {"ask", "cache", "transaction", "schema", "delay"},
+}
+WORKS = {
+    "work": "billed [0, 1, 2, 4], gave up 1 after 2 attempts",
+    "ask": "price 42",
+    "cache": "stock 7",
+    "transaction": "invoice and shipment together",
+    "schema": "a bad order was refused",
+    "delay": "reminded to pay",
+}
+
+
+def test_the_order_service_runs_over_every_url_scheme() -> None:
+    with running() as server:
+        for door, missing in ORDERS.items():
+            peers = {"peer": lambda: server.peer("shop.one"), "lines": lambda: server.peer("shop.two", lines=True)}
+            url = peers[door]() if door in peers else getattr(server, door)
+            command = [sys.executable, str(EXAMPLES / "order_service.py"), url]
+            environment = {**os.environ, SECRET_VARIABLE: "0123456789abcdef0123456789abcdef"}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
+            assert done.returncode == 0, done.stderr
+            said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+            assert {name for name, text in said.items() if text.startswith("not here, ")} == missing, done.stdout
+            assert {name: text for name, text in said.items() if name not in missing} == {
+                name: text for name, text in WORKS.items() if name not in missing
+            }

@@ -1,7 +1,7 @@
 """Quintet: one broker, five wire protocols, one durable log.
 
 The client's names are here and loaded when first used, because `import quintet` must stay quick: `connect`, `peer`,
-`sync`, `Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription`, `Transaction`, `Peer`, `PeerMessage`,
+`sync`, `Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Retry`, `Subscription`, `Transaction`, `Peer`, `PeerMessage`,
 `Telemetry`, `instrument`, `uninstrument` and `errors`.
 """
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quintet.client.blocking import sync as sync
     from quintet.client.bus import Bus as Bus
     from quintet.client.bus import connect as connect
+    from quintet.client.consuming import Retry as Retry
     from quintet.client.core import errors as errors
     from quintet.client.core.message import Ack as Ack
     from quintet.client.core.message import Message as Message
@@ -35,6 +36,7 @@ _LAZY = {
     "Peer": "quintet.client.agents.peer",
     "PeerMessage": "quintet.client.agents.peer",
     "Producer": "quintet.client.producer",
+    "Retry": "quintet.client.consuming",
     "Subscription": "quintet.client.core.subscription",
     "Telemetry": "quintet.client.core.telemetry",
     "Transaction": "quintet.client.transaction",
