@@ -29,7 +29,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, QuintetError
+from quintet.model.errors import AuthError, LimitExceeded, QuintetError
 from quintet.model.rights import Right
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.door import Development, Door, MakeSession
@@ -134,6 +134,7 @@ class LineSession:
             self._broker.leave(subscription, self._connection)
         self._subscriptions.clear()
         self._topic = None
+        self._broker.quotas.leave(self._connection)
         del self._connection  # connection and session hold each other
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -161,14 +162,19 @@ class LineSession:
         if self._principal is not None:
             return self._replies.put(b"ERR AUTH was done\n")
         try:
-            self._identity, self._principal = self._broker.authenticate(key, self._peer)
+            identity, principal = self._broker.authenticate(key, self._peer)
+            self._broker.quotas.join(self._connection, principal.name)
+        except LimitExceeded as error:
+            self.closing = "its user has too many connections"
+            return self._replies.put(_refusal(error))
         except AuthError as error:
             self.auth_failures += 1
             if self.auth_failures >= AUTH_FAILURES_MAX:
                 self.closing = "too many failed authentications"
             return self._replies.put(_refusal(error))
+        self._identity, self._principal = identity, principal
         self._deadline, self._epoch = None, self._broker.access.epoch
-        self.principal_name = self._principal.name
+        self.principal_name = principal.name
         return self._replies.put(b"OK %b\n" % self.principal_name.encode())
 
     def _pub(self, principal: Principal, rest: bytes, slot: Slot) -> None:

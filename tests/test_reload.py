@@ -84,6 +84,7 @@ def applied(settings: Settings) -> tuple[object, ...]:
         server._tenant_tokens(settings),
         settings.peers,
         server._tenants(settings),
+        settings.quotas,
         server._users(settings),
         settings.drain_timeout_seconds,
         (felix.tls_cert, felix.tls_key, felix.tls_client_ca, felix.certificate_names),

@@ -25,6 +25,7 @@ from quintet.protocols.doors import DOORS, Doors
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.broker.identity.quotas import QuotaInfo
     from quintet.broker.topics.catalog import Topic
     from quintet.delivery.traces import Traces
     from quintet.flight.server import Door
@@ -290,6 +291,8 @@ class View:
             found.append(
                 Family(name, kind, text, [({"tenant": each}, figure(server.broker, each)) for each in tenants])
             )
+        if server.broker.quotas.in_use:
+            found += _quota_families(server.broker.quotas.busiest(self._labels_max))
         if server.flight is not None:
             found += _flight_families(server.flight, server.broker.scheduler.monotonic())
         if server.broker.traces is not None and server.spans is not None:
@@ -390,6 +393,68 @@ def _latency_families(server: RunningServer) -> list[Family]:
                "Age of a batch, by the date of its append, when it is pushed to a consumer; one in 16.",
                histograms=[({}, server.broker.subscriptions.ages)]),
     ]  # fmt: skip
+
+
+# What of a quota is used: (quota, attribute of its QuotaInfo)
+_QUOTA_USED: Final = (
+    ("connections_max", "connections"),
+    ("topics_max", "topics"),
+    ("storage_bytes_max", "storage_bytes"),
+)
+# Of each user or tenant that has a quota: (metric, kind, help, value)
+_QUOTA_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, Callable[["QuotaInfo"], float]], ...]] = (
+    ("quintet_quota_held", "gauge", "1 while one of its connections waits for its rate.", lambda q: q.held),
+    (
+        "quintet_quota_received_bytes_total",
+        "counter",
+        "Bytes its connections sent, where that has a rate.",
+        lambda q: q.received_bytes,
+    ),
+    (
+        "quintet_quota_sent_bytes_total",
+        "counter",
+        "Bytes its connections were sent, where that has a rate.",
+        lambda q: q.sent_bytes,
+    ),
+    ("quintet_quota_pauses_total", "counter", "Waits of its connections for a rate.", lambda q: q.pauses),
+    (
+        "quintet_quota_paused_seconds_total",
+        "counter",
+        "Time in which at least one of them waited.",
+        lambda q: q.paused_us / 1e6,
+    ),
+    (
+        "quintet_quota_refused_total",
+        "counter",
+        "Connections, topics and publishes refused by its quotas.",
+        lambda q: q.refused,
+    ),
+)
+
+
+def _quota_families(found: Sequence["QuotaInfo"]) -> list[Family]:
+    """Of those that wait or use most, at most listeners.admin.labels_max."""
+    whose = [({"kind": each.kind, "name": each.name}, each) for each in found]
+    bounds = [
+        (labels | {"quota": quota}, bound)
+        for labels, each in whose
+        for quota, bound in each.bounds._asdict().items()
+        if bound
+    ]
+    used = [
+        (labels | {"quota": quota}, getattr(each, attribute))
+        for labels, each in whose
+        for quota, attribute in _QUOTA_USED
+        if getattr(each.bounds, quota)
+    ]
+    return [
+        Family("quintet_quota_bound", "gauge", "What a user or a tenant may have; none: no limit.", bounds),
+        Family("quintet_quota_used", "gauge", "What it has of that; storage as it was up to 5 s ago.", used),
+        *(
+            Family(name, kind, text, [(labels, value(each)) for labels, each in whose])
+            for name, kind, text, value in _QUOTA_FIGURES
+        ),
+    ]
 
 
 def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list[Family]:

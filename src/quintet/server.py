@@ -436,6 +436,7 @@ class Server:
         self.broker.set_tenant_tokens(tenant_tokens)
         self.broker.peers.options = fresh.peers
         self.broker.tenants.replace(_tenants(fresh))
+        self.broker.quotas.configure(fresh.quotas)
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         fresh.take_origins(read, taken)
         self.settings, self._waits = fresh, waits
@@ -605,6 +606,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         peers=settings.peers,
         caches=settings.cache,
         tenants=_tenants(settings),
+        quotas=settings.quotas,
         entropy=os.urandom,
         doors=origins(settings.listeners.doors),
     )

@@ -202,7 +202,7 @@ class Peer(Client):
         self._line.say(peerbus.envelope(uuid4().hex, self._name, self._name, body))
         until = monotonic() + WITHIN_S
         while value not in self._early:
-            self._early += self.read(WITHIN_S)
+            self._early = self.read(WITHIN_S)  # with what came before
             assert monotonic() < until, "an envelope to oneself came neither back nor an end"
 
     def read(self, wait_s: float = BLINK_S) -> list[bytes]:

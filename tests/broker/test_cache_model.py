@@ -10,8 +10,7 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import OVERHEAD_BYTES
 from quintet.broker.sections import CacheSection
-from quintet.broker.topics import catalog as topics
-from quintet.broker.topics import reads
+from quintet.broker.topics import reads, specs
 from quintet.delivery.lane import Lane
 from quintet.log.base import Partition
 from quintet.log.embedded.partitions.partition import FilePartition
@@ -147,7 +146,7 @@ def _apply(state: State, step: Step) -> None:
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "CACHE_SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(specs, "CACHE_SEGMENT_BYTES", 4096)
 
 
 @pytest.mark.usefixtures("small_segments")

@@ -21,15 +21,19 @@ from quintet.net.quic import streams as quic_streams
 from quintet.protocols.base import STALL, WAIT
 
 
-@pytest.mark.parametrize(("held", "ahead", "choked", "stalling"), list(itertools.product((False, True), repeat=4)))
-def test_reading_is_paused_while_any_reason_stands(held: bool, ahead: bool, choked: bool, stalling: bool) -> None:
+@pytest.mark.parametrize(
+    ("held", "ahead", "choked", "stalling", "charged"), list(itertools.product((False, True), repeat=5))
+)
+def test_reading_is_paused_while_any_reason_stands(
+    held: bool, ahead: bool, choked: bool, stalling: bool, charged: bool
+) -> None:
     flow = FlowControl()
-    flow.held, flow.ahead, flow.choked, flow.stalling = held, ahead, choked, stalling
-    expected = choked or stalling or (held and not ahead)
+    flow.held, flow.ahead, flow.choked, flow.stalling, flow.charged = held, ahead, choked, stalling, charged
+    expected = choked or stalling or charged or (held and not ahead)
     assert flow.readable is not expected
     assert flow.changed() is expected and flow.paused is expected
     assert not flow.changed(), "the owner is told once"
-    flow.held = flow.choked = flow.stalling = False
+    flow.held = flow.choked = flow.stalling = flow.charged = False
     assert flow.changed() is expected and not flow.paused
 
 

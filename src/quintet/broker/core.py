@@ -3,7 +3,8 @@
 A session asks what is listed here, and nothing else of the broker (tests/broker/test_broker.py compares). A door that needs no more
 than the first row is examples/line_door.py.
 
-    every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, scheduler, subscribe, subscription
+    every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, quotas,
+              scheduler, subscribe, subscription
     blipmq    tails, tails_appended
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
               matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, topics, transactions, users, wait_for
@@ -54,8 +55,10 @@ from quintet.broker.doors.peers import TABLE as PEERS_TABLE
 from quintet.broker.doors.peers import Peers
 from quintet.broker.doors.queues import Queues
 from quintet.broker.identity.access import Access, Action, Credential, Principal, Role
+from quintet.broker.identity.changes import Changes
 from quintet.broker.identity.keys import CREDENTIALS_TABLE, CredentialRow, Keys
 from quintet.broker.identity.passwords import Entropy
+from quintet.broker.identity.quotas import Quotas
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions, TenantTokens
 from quintet.broker.identity.tenants import Tenants
 from quintet.broker.identity.tokens import TokenOptions, Tokens
@@ -68,6 +71,7 @@ from quintet.broker.sections import (
     LimitSection,
     PeerSection,
     QueueSection,
+    QuotaSection,
     Tenant,
 )
 from quintet.broker.slices import Elsewhere, Slices, Steps
@@ -115,6 +119,7 @@ class BrokerOptions:
     peers: PeerSection = field(default_factory=PeerSection)
     caches: CacheSection = field(default_factory=CacheSection)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    quotas: QuotaSection = field(default_factory=QuotaSection)
     entropy: Entropy = no_entropy
     traces: Traces | None = None  # who follows sampled messages; None: nobody
     doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
@@ -188,6 +193,7 @@ class Broker:
         self.queues.load()
         self._open_peers(log, scheduler, report)
         self.tenants = Tenants(options.tenants, self.topics.count_of)
+        self._open_quotas(log, scheduler)
         self.caches = Caches(
             self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead, self.access.look_again
         )
@@ -201,6 +207,12 @@ class Broker:
         mode, bytes_max = self._options.audit.events, self._options.audit.events_bytes
         self.events = Events(log, scheduler, report, mode=mode, bytes_max=bytes_max, traces=self.traces)
         self.events.load()
+
+    def _open_quotas(self, log: Log, scheduler: Scheduler) -> None:
+        changes = Changes(scheduler, self.audit)
+        self.quotas = Quotas(log, self.access, changes, scheduler, self.tenants, self._options.quotas, self.topics)
+        self.quotas.load()
+        self.topics.admit = self.quotas.check_topic
 
     def _open_peers(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         peers, options = _loaded(Table(log, *PEERS_TABLE, PeerRow)), self._options.peers
@@ -281,15 +293,20 @@ class Broker:
     def tails_appended(self) -> None:
         self.log.tails_appended()
 
-    def publish_target(self, principal: Principal, name: bytes, durable: bool, peer: str = "") -> Topic:
-        """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes."""
+    def publish_target(
+        self, principal: Principal, name: bytes, durable: bool, peer: str = "", *, owner: str = ""
+    ) -> Topic:
+        """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes. One that is
+        made for it is the owner's, who is the principal unless another is named."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         text = text_of(name)
         self.access.require(principal, "publish", text, peer)
         if text.startswith(CACHE_PREFIX):
             refuse_cache(text)
-        return self.topics.ensure(name, durable)
+        topic = self.topics.ensure(name, durable, owner=owner or principal.name)
+        self.quotas.check_storage(topic)
+        return topic
 
     async def reject(
         self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | memoryview | None,
@@ -311,11 +328,13 @@ class Broker:
         durability: Durability | Literal[""] = "",
         retention_us: int = 0,
         retention_bytes: int = 0,
+        *,
+        owner: str = "",
     ) -> tuple[Topic, bool]:
-        """A topic made on purpose, and whether it is new; 0 and "" leave a property to the configuration."""
+        """A topic made on purpose by its owner, and whether it is new; 0 and "" leave a property to the configuration."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        return self.topics.create(name, partitions, durability, retention_us, retention_bytes)
+        return self.topics.create(name, partitions, durability, retention_us, retention_bytes, owner=owner)
 
     async def purge_topic(self, name: bytes) -> Topic:
         """Remove all messages of a topic: groups and subscriptions go on behind them. Dead letters are listed by a table of
@@ -417,7 +436,7 @@ class Broker:
         """A new subscription at the tail, or at the first record that is there; `sink.completed(token, subscription, error)` when it would survive a restart. `door` is who
         the audit names."""
         self.access.require(principal, "subscribe", text_of(name), peer)
-        topic = self.topics.ensure(name, durable=qos > 0)
+        topic = self.topics.ensure(name, durable=qos > 0, owner=principal.name)
         start_alone(self.scheduler, self._subscribe(principal, topic, qos, door, sink, token, from_start))
 
     async def _subscribe(
@@ -441,7 +460,7 @@ class Broker:
         """A subscription to what comes from now on, for the life of a connection: `sink.completed(token, subscription, error)`
         in a later turn, then its reader attaches it. `leave` ends it."""
         self.access.require(principal, "subscribe", text_of(name), peer)
-        topic = self.topics.ensure(name, durable=True)
+        topic = self.topics.ensure(name, durable=True, owner=principal.name)
         start_alone(self.scheduler, self._listen(principal.name, topic, qos, door, sink, token))
 
     async def _listen(self, owner: str, topic: Topic, qos: int, door: str, sink: Sink, token: object) -> None:
@@ -488,6 +507,7 @@ class Broker:
             self.stages,
             self.producers,
             self._reply_topics,
+            self.quotas,
             self.audit,
             self.events,
         )

@@ -18,12 +18,14 @@ from quintet.broker.core import GROUPS_TABLE, INTENTS_TABLE, PRODUCERS_TABLE, SU
 from quintet.broker.doors.peers import TABLE as PEERS_TABLE
 from quintet.broker.identity.access_rules import ACLS_TABLE
 from quintet.broker.identity.keys import CREDENTIALS_TABLE
+from quintet.broker.identity.quotas import QUOTAS_TABLE
 from quintet.broker.identity.users import USERS_TABLE
 from quintet.broker.schemas.registry import SCHEMAS_TABLE
 from quintet.broker.table import TABLE_SEGMENT_BYTES, Table
-from quintet.broker.topics.catalog import CACHE_SEGMENT_BYTES, TopicRow
+from quintet.broker.topics.catalog import TopicRow
 from quintet.broker.topics.folders import folders_without_row
 from quintet.broker.topics.names import is_cache_name
+from quintet.broker.topics.specs import CACHE_SEGMENT_BYTES
 from quintet.log.base import Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import TableDamaged
@@ -36,6 +38,7 @@ MEANS: Final[dict[tuple[int, str], str]] = {
     USERS_TABLE: "users: one disabled or deleted there can log in again, a password changed there is the one before. See"
     " `quintet user list`",
     ACLS_TABLE: "access rules: one set there does not count, one removed there counts again. See `quintet acl list`",
+    QUOTAS_TABLE: "quotas: one set there does not count, one cleared there counts again. See `quintet quota show`",
     GROUPS_TABLE: "offsets of groups: messages committed there come again",
     SCHEMAS_TABLE: "schemas: a version registered there is gone, one deleted there is back",
     INTENTS_TABLE: "transactions: one committed there and not yet carried out is gone, as a whole",

@@ -7,9 +7,9 @@ here: what a section says in files, a class of config/ adds.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from quintet.delivery.subscription import Policy
 from quintet.model import limits
@@ -31,6 +31,19 @@ from quintet.model.sections import (
     Unbounded,
     microseconds,
 )
+
+QUOTA_RATE_MIN: Final = 1024  # bytes a second: below it not even acknowledgements and heartbeats would fit
+
+
+def _no_less(rate: int) -> int:
+    if 0 < rate < QUOTA_RATE_MIN:
+        raise ValueError(
+            f"{rate} bytes a second are too few for heartbeats: it is 0 (no limit), or {QUOTA_RATE_MIN} and more"
+        )
+    return rate
+
+
+QuotaRate = Annotated[BytesPerSecond, AfterValidator(_no_less)]
 
 
 class QueueSection(Section):
@@ -192,6 +205,31 @@ class Tenant(Section):
     cache_bytes: Bytes = Field(default=0, description="What its caches keep, in bytes; above it its own keys go first.")
     publish_bytes_per_second_max: BytesPerSecond = Field(
         default=0, description="What it may publish per second, in bytes; it is slowed down above."
+    )
+    read_bytes_per_second_max: BytesPerSecond = Field(
+        default=0, description="What its connections are sent per second, in bytes; deliveries and answers wait above."
+    )
+    storage_bytes_max: BytesMax = Field(
+        default=0, description="What its topics may keep, in bytes; publishes to them are refused above."
+    )
+
+
+class QuotaSection(Section):
+    """What each user may have for which `quintet quota set` says nothing else; administrators are free. 0 means no limit."""
+
+    publish_bytes_per_second_max: QuotaRate = Field(
+        default=0,
+        description="What the connections of a user may send per second, in bytes; they are read from more slowly above.",
+    )
+    read_bytes_per_second_max: QuotaRate = Field(
+        default=0,
+        description="What the connections of a user are sent per second, in bytes; deliveries and answers wait above.",
+    )
+    connections_max: Unbounded = Field(default=0, description="Connections of a user open at once, and Flight streams.")
+    topics_max: Unbounded = Field(default=0, description="Topics that a user may make; one more is refused.")
+    storage_bytes_max: BytesMax = Field(
+        default=0,
+        description="What the topics that a user made may keep, in bytes; publishes to them are refused above.",
     )
 
 

@@ -23,7 +23,15 @@ from pydantic_core import PydanticCustomError
 
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
-from quintet.broker.sections import AuditSection, CacheSection, DeliverySection, LimitSection, TelemetrySection, Tenant
+from quintet.broker.sections import (
+    AuditSection,
+    CacheSection,
+    DeliverySection,
+    LimitSection,
+    QuotaSection,
+    TelemetrySection,
+    Tenant,
+)
 from quintet.config.cell import Cell
 from quintet.config.credentials import with_credentials
 from quintet.config.doors import Listeners, load_plugins, with_plugins
@@ -335,6 +343,9 @@ class Settings(Section):
     roles: tuple[Role, ...] = Field(default=(), description="Roles beside the built-in ones.")
     tokens: Tokens = Field(default=Tokens(), description="JSON web tokens, as the Fast door takes them.")
     tenants: tuple[Tenant, ...] = Field(default=(), description="Quotas and keys of the Felix door's tenants.")
+    quotas: QuotaSection = Field(
+        default=QuotaSection(), description="What each user may have; `quintet quota set` changes it for one."
+    )
     cache: CacheSection = Field(default=CacheSection(), description="The caches of the Felix door.")
     peers: Peers = Field(default=Peers(), description="What peers of the peerbus door may do.")
     audit: AuditSection = Field(default=AuditSection(), description="What can be proved afterwards.")

@@ -14,7 +14,7 @@ from quintet.protocols.doors import DOORS, Doors
 S = TypeVar("S", bound=Section)
 
 _TAKEN: Final = (
-    "keys", "users", "roles", "tenants", "tokens", "tokens.*", "peers", "peers.*", "drain_timeout_seconds",
+    "keys", "users", "roles", "tenants", "tokens", "tokens.*", "peers", "peers.*", "quotas.*", "drain_timeout_seconds",
 )  # fmt: skip
 
 

@@ -53,6 +53,11 @@ class Share:
                 self._parked.add(member)
                 member.park(partial(self._has_room, member))
 
+    @property
+    def withheld(self) -> bool:
+        """No member is full: their quotas hold back what they would get."""
+        return all(getattr(member, "withheld", False) for member in self._members)
+
     def _has_room(self, member: Sink) -> None:
         self._parked.discard(member)
         if member in self._members:

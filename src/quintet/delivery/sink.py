@@ -10,7 +10,8 @@ from quintet.model.batch import RecordBatch
 
 
 class Sink(Protocol):
-    """Where results and records go. Delivery pulls: it asks for `room` before it reads the log."""
+    """Where results and records go. Delivery pulls: it asks for `room` before it reads the log. One that has no room because of a
+    quota says so by `withheld`; who has no such attribute never has that reason."""
 
     def room(self) -> int:
         """Bytes the peer's socket buffer takes now; 0 or less: not now."""

@@ -338,8 +338,8 @@ class Subscription:
 
     @property
     def parked(self) -> bool:
-        """The peer's socket is full."""
-        return self._parked
+        """The peer's socket is full. One that its quota withholds records from (ADR 41) slows no publisher down."""
+        return self._parked and not getattr(self.sink, "withheld", False)
 
     @property
     def in_flight_max(self) -> int:

@@ -29,6 +29,10 @@ class Takeover:
     def park(self, call: Callable[[], None]) -> None:
         self._sink.park(call)
 
+    @property
+    def withheld(self) -> bool:
+        return getattr(self._sink, "withheld", False)
+
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         had = self._had.get(partition)
         if had is None:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
 from typing import Final, TypeVar, cast
 
 from quintet.model.errors import Busy, ShuttingDown
@@ -39,6 +40,11 @@ class Bridge:
             return call()
 
         return self.wait_for(verb)
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Call it on the loop thread and wait for nothing; a loop that is closed needs not be told."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._turns.run, call)
 
     def wait_for(self, verb: Callable[[], Verb[T]]) -> T:
         """As `ask`, for a verb that waits: made and run on the loop thread."""

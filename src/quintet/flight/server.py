@@ -28,6 +28,7 @@ from quintet.flight.bridge import Bridge
 from quintet.flight.errors import to_flight
 from quintet.flight.login import MIDDLEWARE, Caller, Login, LoginFactory, NoHandshakePayload, peer_of
 from quintet.flight.outgoing import Outgoing
+from quintet.flight.pacing import StreamQuota
 from quintet.flight.section import FlightListener
 from quintet.model import limits
 from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
@@ -79,7 +80,8 @@ class Figures:
 class _CallPermit:
     """The place of one call among those under way; given back once, however the call ends."""
 
-    def __init__(self, release: Callable[[], None]) -> None:
+    def __init__(self, release: Callable[[], None], quota: StreamQuota) -> None:
+        self.quota = quota
         self._finalizer = weakref.finalize(self, release)
         self._finalizer.atexit = False
 
@@ -116,6 +118,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self._under_way = 0
         self._streams: Counter[str] = Counter()
         self._closer: threading.Thread | None = None
+        self._closing = threading.Event()
         self._verbs: dict[str, Action] = {
             "topics": verbs.topics, "topic_create": verbs.topic_create, "offsets_for_time": verbs.offsets_for_time,
             "locate": partial(verbs.locate, _machine(data if options.map_files else None, broker.log.identity)),
@@ -160,6 +163,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     def close(self) -> None:
         """Refuse what comes, end the streams with their next batch, and go when all calls are answered: see `closed`."""
         self.draining = True
+        self._closing.set()
         self.outgoing.close()
         self._closer = threading.Thread(target=self.shutdown, name="quintet-flight-close", daemon=True)
         self._closer.start()
@@ -182,13 +186,15 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.calls_max)")
             self._under_way += 1
         streaming: list[str] = []
-        permit = _CallPermit(partial(self._leave, streaming))
+        quota = StreamQuota(self._broker, self._bridge, self._closing)
+        permit = _CallPermit(partial(self._leave, streaming, quota), quota)
         try:
             headers = context.get_middleware(MIDDLEWARE)
             caller = self.login.who(headers.header, peer_of(context.peer()))
             if stream:
                 self._begin_stream(caller.name)
                 streaming.append(caller.name)
+                quota.join(caller.name)
         except BaseException:
             permit.release()
             raise
@@ -201,7 +207,9 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise LimitExceeded(f"{name} has {STREAMS_OF_PRINCIPAL_MAX} streams open, which is the limit")
             self._streams[name] += 1
 
-    def _leave(self, streaming: list[str]) -> None:
+    def _leave(self, streaming: list[str], quota: StreamQuota) -> None:
+        if streaming:
+            quota.leave()
         with self._lock:
             self._under_way -= 1
             for name in streaming:
@@ -313,6 +321,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                     yield batch
                 finally:
                     outgoing.release(held)
+                permit.quota.handed(batch.nbytes)  # with nothing held: who waits for its quota does not stall
         except Exception as error:
             raise to_flight(error) from None
         finally:
@@ -334,7 +343,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             caller, permit = self._enter(context, stream=True)
             try:
                 put = writing.Put(self._broker, self._bridge, caller, context.is_cancelled)
-                batches = self._taken(reader)
+                batches = self._taken(reader, permit.quota)
                 if descriptor.descriptor_type == flight.DescriptorType.PATH:
                     staged = put.publish(_path(descriptor), batches)
                 else:
@@ -345,7 +354,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
 
-    def _taken(self, reader: Iterable[flight.FlightStreamChunk]) -> Iterator[pa.RecordBatch]:
+    def _taken(self, reader: Iterable[flight.FlightStreamChunk], quota: StreamQuota) -> Iterator[pa.RecordBatch]:
         with self._lock:
             self.figures.puts += 1
         for chunk in reader:
@@ -357,6 +366,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                     self.figures.rows_in += chunk.data.num_rows
                     self.figures.bytes_in += chunk.data.nbytes
                 yield chunk.data
+                quota.taken(chunk.data.nbytes)
 
 
 def _machine(data: Path | None, log: str) -> wire.Machine | None:

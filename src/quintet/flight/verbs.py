@@ -214,7 +214,7 @@ async def topics(call: Call, ask: wire.Selection) -> wire.Topics:
 
 async def topic_create(call: Call, ask: wire.CreateRequest) -> wire.Created:
     call.require("admin", ask.topic)
-    topic, fresh = call.broker.create_topic(_raw(ask.topic), ask.partitions)
+    topic, fresh = call.broker.create_topic(_raw(ask.topic), ask.partitions, owner=call.principal.name)
     await topic.ready()
     return wire.Created(fresh, len(topic.partitions))
 

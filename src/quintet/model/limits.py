@@ -7,7 +7,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 TOPIC_NAME_BYTES_MAX = 255
-TOPIC_ID_FIRST_USER = 16  # 1..15 are internal tables
+TOPIC_ID_FIRST_USER = 16  # 0..15 are internal tables
 TOPICS_MAX = 100_000
 PARTITIONS_MAX = 1_000  # of one topic
 

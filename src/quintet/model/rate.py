@@ -29,6 +29,10 @@ class Bucket:
         self._refill(monotonic)
         return max(0, -(self._level // self.per_second))
 
+    def forgive(self, most_us: int) -> None:
+        """Let no more be owed than is paid back in this time."""
+        self._level = max(self._level, -most_us * self.per_second)
+
     def full(self, monotonic: int) -> bool:
         self._refill(monotonic)
         return self._level >= self._full

@@ -23,6 +23,7 @@ from functools import partial
 from time import time_ns
 from typing import Protocol, cast
 
+from quintet.broker.identity.metering import Meter
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.client_address import ClientAddress
@@ -111,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_queued", "_receiving",
-        "_rest", "_session", "_transport", "_turns", "_waking", "bytes_in", "bytes_out", "id", "peer",
+        "_rest", "_session", "_transport", "_turns", "_waking", "bytes_in", "bytes_out", "id", "meter", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: Owner) -> None:
@@ -135,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waking = False  # those that are parked are woken in a later turn
         self._fresh = False  # this turn belongs to the parked calls: at least one of them runs
         self.peer = ClientAddress("", self.id)
+        self.meter: Meter | None = None  # of who has a rate
 
     # -- from the socket -------------------------------------------------------------------------------------------
 
@@ -150,12 +152,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._large is not None:
             if self._large_used == len(self._large):
                 self._large = _doubled(self._large)
-            return memoryview(self._large)[self._large_used : self._large_used + limits.TURN_BYTES]
-        view = self._listener.read_view
-        if self._rest:
-            view[: len(self._rest)] = self._rest
-            return view[len(self._rest) :]
-        return view
+            view = memoryview(self._large)[self._large_used : self._large_used + limits.TURN_BYTES]
+        else:
+            view = self._listener.read_view
+            if self._rest:
+                view[: len(self._rest)] = self._rest
+                view = view[len(self._rest) :]
+        return view if self.meter is None else view[: self.meter.read_bytes_max]
 
     def buffer_updated(self, nbytes: int) -> None:
         turns = self._turns
@@ -172,6 +175,8 @@ class Connection(asyncio.BufferedProtocol):
     def _read(self, nbytes: int) -> None:
         listener = self._listener
         self.bytes_in += nbytes
+        if self.meter is not None:
+            self._wait(self.meter.received(nbytes, listener.monotonic()))
         if self._large is not None:
             self._large_used = size = self._large_used + nbytes
             available = memoryview(self._large)[:size]
@@ -327,6 +332,29 @@ class Connection(asyncio.BufferedProtocol):
         if delay is not None:
             self._listener.loop.call_later(delay, self._turns.run, self._stall, step + 1)
 
+    def _wait(self, wait_us: int) -> None:
+        """Its user is above its rate: what is here is taken, and nothing more is read for so long. No time runs out meanwhile."""
+        if not wait_us or self._flow.charged or self._lost:
+            return
+        self._flow.charged = True
+        self._pause_or_read()
+        postpone = getattr(self._session, "postpone", None)
+        if postpone is not None:
+            postpone(wait_us)
+        self._listener.loop.call_later(wait_us / 1e6, self._turns.run, self._paid_back)
+
+    def _paid_back(self) -> None:
+        self._flow.charged = False
+        self._pause_or_read()
+
+    def _charge(self, meter: Meter, size: int, pushed: bool) -> None:
+        """So much goes out. What answers requests holds up the next request, what is pushed the next push (room)."""
+        monotonic = self._listener.monotonic()
+        if pushed:
+            meter.delivered(size, monotonic)
+        else:
+            self._wait(meter.answered(size, monotonic))
+
     def pause_writing(self) -> None:
         self._watch_unsent()
 
@@ -378,7 +406,14 @@ class Connection(asyncio.BufferedProtocol):
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 
     def room(self) -> int:
+        if self.meter is not None and self.meter.withheld(self._listener.monotonic()):
+            return 0
         return 0 if self._listener.output.full or (self._turns.over() and not self._fresh) else self._own_room()
+
+    @property
+    def withheld(self) -> bool:
+        """Its user is above the rate at which it may be sent something."""
+        return self.meter is not None and self.meter.withheld(self._listener.monotonic()) > 0
 
     def _own_room(self) -> int:
         """Of its own socket, whatever others hold. What its peer asks for goes by this: a large answer has its claim, and
@@ -394,9 +429,13 @@ class Connection(asyncio.BufferedProtocol):
             return  # the transport calls
         if self._listener.output.full:  # this socket has room, but the budget of all sockets is used up
             self._listener.output.park(self, self._wake)
-        elif not self._waking:  # only the turn is over
+        elif not self._waking:  # only the turn is over, or its user is above its rate
             self._waking = True
-            self._turns.later(self._wake_later)
+            withheld = self.meter.withheld(self._listener.monotonic()) if self.meter is not None else 0
+            if withheld:
+                self._listener.loop.call_later(withheld / 1e6, self._turns.run, self._wake_later)
+            else:
+                self._turns.later(self._wake_later)
 
     def claim(self, size: int, token: object) -> bool:
         """See Link. What was claimed is given back when the answer was handed to the socket."""
@@ -452,7 +491,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._lost:
             try:
                 self._session.on_records(subscription, partition, batch, first, last)
-                self._drain()
+                self._drain(True)
             except Exception as fault:
                 self.fault("records", fault)
 
@@ -506,7 +545,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- to the socket ---------------------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
+    def _drain(self, pushed: bool = False) -> None:
         self._turns.last = self
         session, transport, flow = self._session, self._transport, self._flow
         output = session.take_output()
@@ -524,6 +563,8 @@ class Connection(asyncio.BufferedProtocol):
                 for piece in output:
                     transport.write(piece)
             self.bytes_out += size
+            if self.meter is not None:
+                self._charge(self.meter, size, pushed)
             if self._claimed and getattr(session, "making", False):
                 pass  # these are other answers: the one that was claimed for is not among them
             elif self._claimed or flow.watched:

@@ -8,6 +8,7 @@ Reading is paused while any of these stands:
     choked     the peer has not taken CHOKE_BYTES of its answers            there is room again
     stalling   what the session publishes to is behind (congestion)         it has caught up; if a slow subscriber is the reason,
                                                                             at most STALL_STEPS_MAX checks: then that one loses (D6)
+    charged    its user, or tenant, sent or was sent more than its rate     that is paid back (ADR 41)
 
 A peer for which more than WRITE_HIGH_BYTES wait is watched until there is room again. What it must take, or be cut:
 
@@ -44,10 +45,21 @@ READS_TOO_SLOWLY: Final = (
 class FlowControl:
     """The state of one stream of bytes. All of it belongs to the loop."""
 
-    __slots__ = ("_untaken", "_watched_since", "ahead", "choked", "held", "parked", "paused", "stalling", "watched")
+    __slots__ = (
+        "_untaken",
+        "_watched_since",
+        "ahead",
+        "charged",
+        "choked",
+        "held",
+        "parked",
+        "paused",
+        "stalling",
+        "watched",
+    )
 
     def __init__(self) -> None:
-        self.held = self.ahead = self.choked = self.stalling = False
+        self.held = self.ahead = self.choked = self.stalling = self.charged = False
         self.paused = False  # what the owner was last told
         self.parked: list[Callable[[], None]] | None = None  # calls that wait for room
         self.watched = False
@@ -60,7 +72,7 @@ class FlowControl:
     @property
     def readable(self) -> bool:
         """No reason stands."""
-        return not (self.choked or self.stalling or (self.held and not self.ahead))
+        return not (self.choked or self.stalling or self.charged or (self.held and not self.ahead))
 
     def changed(self) -> bool:
         """Whether the owner has to pause reading (`paused`) or to read on now."""

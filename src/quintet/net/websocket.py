@@ -199,6 +199,11 @@ class WebSocketSession:
     def congestion(self) -> int:
         return self._inner.congestion()
 
+    def postpone(self, paused_us: int) -> None:
+        """Nothing is read for so long: the rest of a message in fragments may come later."""
+        if self._fragments is not None and self._deadline is not None:
+            self._deadline += paused_us
+
     def deadline(self) -> int | None:
         mine, inner = self._deadline, self._inner.deadline()
         return inner if mine is None else mine if inner is None else min(mine, inner)

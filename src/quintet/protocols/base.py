@@ -12,6 +12,8 @@ What a session owes beside its methods, and is owed:
                 principal left it sets `closing`. A client that only listens is told by a `receive` of no bytes: the server calls
                 `recheck` of every connection when the epoch has changed. Over QUIC, `shared.recheck(now)` does it for subscriptions
                 whose stream is closed. What expires by a date (a token) is the session's own to look at.
+    quotas      When a client has logged in, `broker.quotas.join(connection, name)` counts the connection for its user; LimitExceeded is
+                answered as the wire can, and ends it. `closed` calls `quotas.leave`. Rates are kept by the connection alone (ADR 41).
     credit      A subscription that is attached pushes into `on_records` while the sink has room and its consumer has credit:
                 `subscription.grant(n)` says how many unsettled records the client takes, 0 as many as configured. A session that
                 grants nothing is bounded by room and delivery.in_flight_max.
@@ -34,6 +36,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
+from quintet.broker.identity.metering import Meter
 from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -207,6 +210,9 @@ class Session(Protocol):
 class SessionConnection(Sink, Protocol):
     """A connection, or a stream, as its session sees it."""
 
+    meter: Meter | None
+    """What its bytes are charged to; `broker.quotas` sets it, for the connection that joined."""
+
     def turn_over(self) -> bool:
         """Asked between two frames: True when the rest has to wait for a later turn of the loop (ADR 13). A session has no
         clock; `stopped` says that it left something."""
@@ -259,6 +265,8 @@ class Streams(Protocol):
     """A connection of many streams, as the sessions of its streams see it."""
 
     peer: str
+    meter: Meter | None
+    """As SessionConnection has it: of the connection, for all of its streams."""
     shared: object | None
     """The protocol's own state of the connection, set by its first session; `shared.closed()` is called at its end."""
 

@@ -11,6 +11,7 @@ from random import Random
 
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.identity.metering import Meter
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.batch import RecordBatch
 from quintet.protocols.base import Session
@@ -70,6 +71,7 @@ class Peer:
         self.sim = sim
         self.output = bytearray()
         self.room_bytes = ROOM_BYTES
+        self.meter: Meter | None = None
         self.parked: list[Callable[[], None]] = []
         self.evicted: str | None = None
         self.offers = 0  # how often the session was given what it had left

@@ -6,6 +6,7 @@ from typing import Any
 
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Role
+from quintet.broker.identity.metering import Meter
 from quintet.broker.identity.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
 from quintet.model.errors import BadRequest
 from quintet.protocols.base import LOST, TOO_SLOW
@@ -164,6 +165,7 @@ class Connection:
         self.sim = sim
         self.peer = address
         self.shared: Any = None
+        self.meter: Meter | None = None
         self.outlets: list[FakeOutlet] = []
         self.streams: list[Stream] = []
         self.shut_with: tuple[int, str] | None = None

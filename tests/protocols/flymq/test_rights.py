@@ -32,7 +32,7 @@ NEEDS = {
     "USER_DELETE": "a", "USER_UPDATE": "a", "USER_LIST": "a", "USER_GET": "a", "ACL_SET": "a", "ACL_GET": "a",
     "ACL_DELETE": "a", "ACL_LIST": "a", "PASSWORD_CHANGE": "p", "ROLE_LIST": "k", "AUDIT_QUERY": "a",
     "AUDIT_EXPORT": "a", "AUDIT_QUERY_SDK": "a", "AUDIT_EXPORT_SDK": "a", "KEY_CREATE": "p", "KEY_LIST": "p",
-    "KEY_REMOVE": "p", "ACL_EXPLAIN": "a",
+    "KEY_REMOVE": "p", "ACL_EXPLAIN": "a", "QUOTA_SET": "a", "QUOTA_CLEAR": "a", "QUOTA_LIST": "a",
 }  # fmt: skip
 
 PRINCIPALS = {
@@ -128,6 +128,8 @@ def fields_of(name: str, topic: str, own_txn: str, foreign_txn: str) -> dict[str
         "AUDIT_QUERY_SDK": query, "AUDIT_EXPORT_SDK": query | {"format": "json"},
         "KEY_CREATE": {"user": "bruno", "name": "mine now", "expires_s": 0}, "KEY_LIST": {"user": "bruno", "everyone": False},
         "KEY_REMOVE": {"user": "bruno", "id": KEY_ID}, "ACL_EXPLAIN": {"who": "bruno", "action": "publish", "topic": topic},
+        "QUOTA_SET": {"kind": "user", "name": "bruno", "changes": [{"quota": "topics_max", "value": 9}]},
+        "QUOTA_CLEAR": {"kind": "user", "name": "bruno"}, "QUOTA_LIST": {},
     }  # fmt: skip
     return found[name]
 

@@ -191,6 +191,13 @@ class Tour:
         self.expect({"rules": [rule | {"exists": True}], "default_public": False}, "ACL_LIST")
         self.expect({"success": True, "topic": "t"}, "ACL_DELETE", topic="t")
 
+    def quotas(self) -> None:
+        asked = {"kind": "user", "name": "conny", "changes": [{"quota": "topics_max", "value": 7}], "tenant": "t1"}
+        made = self.ask("QUOTA_SET", **asked)
+        assert (made["topics_max"], made["connections_max"], made["tenant"], made["set"]) == (7, 0, "t1", True)
+        self.expect({"quotas": [made]}, "QUOTA_LIST")
+        assert not self.ask("QUOTA_CLEAR", kind="user", name="conny")["set"]
+
     def keys(self) -> None:
         made = self.ask("KEY_CREATE", user="conny", name="laptop", expires_s=NOW_MS // 1000 + 60)
         secret = made.pop("secret")
@@ -217,7 +224,7 @@ def tour(sim: SimBroker, dialect: Any) -> Tour:
     assert answer == {"success": True, "error": "", "username": "admin", "roles": ["admin"]}
     for room in (
         made.messages, made.schemas, made.dead_letters, made.transactions, made.cluster, made.groups, made.people,
-        made.keys, made.audit,
+        made.keys, made.quotas, made.audit,
     ):  # fmt: skip
         room()
     made.expect({"success": True, "message": ""}, "DELETE_GROUP", topic="t", group="g")

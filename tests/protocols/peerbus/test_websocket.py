@@ -20,6 +20,7 @@ from tests.protocols.peerbus.helpers import broker, letter, peer_of
 from tests.wire import peerbus as wire
 from tests.wire.websocket import close_of, frame, frames_of
 
+SECOND_US = 1_000_000
 KEY = base64.b64encode(bytes(range(16))).decode()
 HEAD = (
     "GET /any/path?x=1 HTTP/1.1\r\nHost: bus.example:47821\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
@@ -240,6 +241,18 @@ class TestFrames:
         peer.session.tick(sim.scheduler.monotonic() + FRAGMENTS_US)
         peer._drain()
         assert closed_with(peer.take())[0] == 1008
+
+    def test_the_time_of_pieces_stands_while_a_quota_holds_them_back(self) -> None:
+        sim = broker()
+        peer = registered(sim)
+        assert isinstance(peer.session, WebSocketSession)
+        peer.session.postpone(SECOND_US)
+        assert peer.session.deadline() is None, "there is nothing to wait for"
+        peer.feed(frame(b"x", 1, last=False))
+        peer.session.postpone(SECOND_US)
+        assert peer.session.deadline() == sim.scheduler.monotonic() + FRAGMENTS_US + SECOND_US
+        peer.session.tick(sim.scheduler.monotonic() + FRAGMENTS_US)
+        assert peer.take() == b""
 
     def test_almost_a_mebibyte_is_fine_also_in_pieces(self) -> None:
         sim = broker()

@@ -45,6 +45,7 @@ TYPES: Final = frozenset(
         "user": "create update delete password",
         "key": "create delete expire",
         "acl": "set delete",
+        "quota": "set clear",
         "schema": "register delete",
         "group": "create delete",
         "offset": "commit reset",

@@ -504,19 +504,19 @@ class Peers:
                 # What has expired is kept for as long as a replay must be recognised: ids are read back from here.
                 ttl = self.options.mailbox_ttl_us
                 retention = max(ttl, self.options.replay_window_us) if ttl else FOREVER_US
-                topic = self._make_topic(mailbox.raw, retention)
+                topic = self._make_topic(mailbox, retention)
             self._open(mailbox, topic)
         # Another door may have made it for what nobody waits for: an envelope is on disk before anybody sees it.
         return self._topics.ensure(mailbox.raw, durable=True) if topic.in_memory else topic
 
-    def _make_topic(self, raw: bytes, retention_us: int) -> Topic:
+    def _make_topic(self, mailbox: Mailbox, retention_us: int) -> Topic:
         """A mailbox's topic. If there are as many topics as there may be, those of absent peers make room."""
         try:
-            return self._topics.create(raw, 1, retention_us=retention_us)[0]
+            return self._topics.create(mailbox.raw, 1, retention_us=retention_us, owner=mailbox.owner)[0]
         except LimitExceeded:
             if not self._reclaim_topics():
                 raise
-        return self._topics.create(raw, 1, retention_us=retention_us)[0]
+        return self._topics.create(mailbox.raw, 1, retention_us=retention_us, owner=mailbox.owner)[0]
 
     def _reclaim_topics(self) -> bool:
         """Delete topics of names that can do without, the longest absent first; whether there were any. They keep their

@@ -253,7 +253,7 @@ class Queues:
             await queue.made
             await queue.topic.ready()
             return queue
-        queue = self._make(raw, bearer.key, flags & FLAGS)
+        queue = self._make(raw, bearer, flags & FLAGS)
         self._audit.record("topic.create", bearer.name, queue.topic.name, "success", peer, "queue")
         await queue.made
         return queue
@@ -267,12 +267,12 @@ class Queues:
         if not hmac.compare_digest(bearer.key, queue.key):
             raise WrongKey(f"topic {queue.topic.name!r} has another key", hint="its owner can rotate it")
 
-    def _make(self, raw: bytes, key: bytes, flags: int) -> Queue:
+    def _make(self, raw: bytes, bearer: Bearer, flags: int) -> Queue:
         existed = self._topics.get(raw) is not None
         if flags & DURABLE:
             self._subscriptions.check_room()
-        topic = self._topics.ensure(raw, bool(flags & DURABLE), _extra(key, flags))
-        queue = Queue(topic, key, flags)
+        topic = self._topics.ensure(raw, bool(flags & DURABLE), _extra(bearer.key, flags), owner=bearer.name)
+        queue = Queue(topic, bearer.key, flags)
         kept: Promise[None] = completed(None)
         if queue.durable and (not topic.in_memory or topic.waiting):
             try:

@@ -2,7 +2,8 @@
 
 A tenant is the first part of a name TENANT/NAMESPACE/STREAM. One that the configuration does not name has no quotas: only
 what it has open is counted, in case it gets some. A quota of 0 is no quota. Counts go on when the configuration is read
-again, so a tenant that gets a lower limit keeps what it has and gets nothing new until it is below.
+again, so a tenant that gets a lower limit keeps what it has and gets nothing new until it is below. What an administrator sets while the
+broker runs (quotas.py) counts instead of what the configuration says, bound by bound.
 """
 
 from collections import Counter
@@ -19,6 +20,8 @@ class Tenants:
     """Quotas by tenant. `streams` counts the topics of one."""
 
     def __init__(self, quotas: Mapping[str, Tenant], streams: Callable[[str], int] = lambda _tenant: 0) -> None:
+        self._configured = dict(quotas)
+        self._adjusted: dict[str, Mapping[str, int]] = {}
         self._quotas = dict(quotas)
         self._streams = streams
         self._buckets: dict[str, Bucket] = {}
@@ -29,7 +32,7 @@ class Tenants:
 
     @property
     def names(self) -> list[str]:
-        """The tenants of the configuration."""
+        """The tenants that have quotas, configured or set."""
         return list(self._quotas)
 
     def quota(self, tenant: str) -> Tenant:
@@ -41,16 +44,31 @@ class Tenants:
 
     def replace(self, quotas: Mapping[str, Tenant]) -> None:
         """Judge by these from now on. What is open stays open and stays counted."""
+        self._configured = dict(quotas)
+        self._follow()
+
+    def adjust(self, tenant: str, bounds: Mapping[str, int]) -> None:
+        """Judge this tenant by these bounds, and by the configuration where none is given."""
+        self._adjusted[tenant] = bounds
+        if not bounds:
+            del self._adjusted[tenant]
+        self._follow()
+
+    def _follow(self) -> None:
+        fresh = dict(self._configured)
+        for tenant, bounds in self._adjusted.items():
+            fresh[tenant] = fresh.get(tenant, Tenant.model_construct(name=tenant)).model_copy(update=bounds)
         for tenant, bucket in list(self._buckets.items()):
-            if quotas.get(tenant, _NONE).publish_bytes_per_second_max != bucket.per_second:
+            if fresh.get(tenant, _NONE).publish_bytes_per_second_max != bucket.per_second:
                 del self._buckets[tenant]
-        self._quotas = dict(quotas)
+        self._quotas = fresh
 
     # -- what is open ----------------------------------------------------------------------------------------------
 
-    def connection_opened(self, tenant: str) -> None:
-        """Count one, or LimitExceeded. Each that was counted is closed once."""
-        self._check(tenant, self.connections[tenant], self.quota(tenant).connections_max, "connections")
+    def connection_opened(self, tenant: str, *, must: bool = False) -> None:
+        """Count one, or LimitExceeded unless it `must` be. Each that was counted is closed once."""
+        if not must:
+            self._check(tenant, self.connections[tenant], self.quota(tenant).connections_max, "connections")
         self.connections[tenant] += 1
 
     def connection_closed(self, tenant: str) -> None:
@@ -93,13 +111,21 @@ class Tenants:
         if quota is None:
             return 0
         self.published_bytes[tenant] += size
-        if not quota.publish_bytes_per_second_max:
-            return 0
-        bucket = self._buckets.get(tenant)
+        bucket = self.bucket(tenant, monotonic)
         if bucket is None:
-            bucket = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second_max, monotonic)
+            return 0
         bucket.take(size, monotonic)
         return bucket.wait(monotonic)
+
+    def bucket(self, tenant: str, monotonic: int) -> Bucket | None:
+        """What it may publish, whichever door it comes by; None: it has no rate."""
+        quota = self.quota(tenant)
+        if not quota.publish_bytes_per_second_max:
+            return None
+        found = self._buckets.get(tenant)
+        if found is None:
+            found = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second_max, monotonic)
+        return found
 
 
 def _less(counter: Counter[str], tenant: str) -> None:

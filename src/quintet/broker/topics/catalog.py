@@ -9,7 +9,7 @@ alone. Doors may read it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,9 @@ from quintet import kernel
 from quintet.broker.identity.passwords import Entropy
 from quintet.broker.table import Table
 from quintet.broker.topics.folders import folders_without_row
-from quintet.broker.topics.names import CACHE_PREFIX, check_name, is_cache_name, refuse_cache
+from quintet.broker.topics.names import CACHE_PREFIX, check_name, is_cache_name, refuse_cache, tenant_of
 from quintet.broker.topics.policy import TopicPolicy
+from quintet.broker.topics.specs import CACHE_TOMBSTONE_US, as_cache, given
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
@@ -47,8 +48,9 @@ Low = Callable[[], Exception | None]
 
 ANY = -1  # partition: the next one in turn
 REPLY_PREFIX = b"reply/"  # addresses of replies: in memory, and removed when nothing came to them for a while
-CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
-CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
+EXTRA_OWNER = (
+    "owner"  # of what is kept with a topic: the user who made it; none: the broker itself, or a broker before quotas
+)
 LOST_SHOWN_MAX = 5  # topics named by a start that is refused
 IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
@@ -122,6 +124,16 @@ class Topic:
     @property
     def in_memory(self) -> bool:
         return self.spec.durability == "memory"
+
+    @property
+    def owner(self) -> str:
+        """Who made it; "": nobody that is known."""
+        return self.spec.extra.get(EXTRA_OWNER, "")
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of its name; "": none."""
+        return tenant_of(self.name)
 
     @property
     def published(self) -> int:
@@ -347,6 +359,8 @@ class Topics:
         self._is_low: Low = self._low  # one for all topics
         self._by_name: dict[bytes, Topic] = {}
         self._of_tenant: Counter[str] = Counter()
+        self._of_owner: Counter[str] = Counter()
+        self.admit: Callable[[str, str], None] | None = None  # may this owner make a topic of that tenant? Raises
         self._departed = 0  # records that deleted topics had taken
         self.changes = 0  # topics made and deleted since the start
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
@@ -395,20 +409,34 @@ class Topics:
         self.changes += 1
         self._by_name[topic.raw] = topic
         self._departed -= topic.published  # one whose deletion failed is back
-        self._of_tenant[_tenant_of(topic.name)] += 1
+        self._of_tenant[tenant_of(topic.name)] += 1
+        self._of_owner[topic.owner] += 1
 
     def _leave(self, topic: Topic) -> None:
         self.changes += 1
         del self._by_name[topic.raw]
         self._departed += topic.published
-        tenant = _tenant_of(topic.name)
+        tenant = tenant_of(topic.name)
         self._of_tenant[tenant] -= 1
         if not self._of_tenant[tenant]:
             del self._of_tenant[tenant]
+        self._of_owner[topic.owner] -= 1
+        if not self._of_owner[topic.owner]:
+            del self._of_owner[topic.owner]
 
     def count_of(self, tenant: str) -> int:
         """How many topics have a name TENANT/NAMESPACE/STREAM."""
         return self._of_tenant[tenant]
+
+    def owned_by(self, owner: str) -> int:
+        """How many topics this user made."""
+        return self._of_owner[owner]
+
+    def sizes(self) -> Iterator[tuple[str, str, int]]:
+        """(owner, tenant, bytes) of each topic, on disk or in memory; those that go meanwhile are left out."""
+        for topic in self.all():
+            if not topic.deleted:
+                yield topic.owner, topic.tenant, sum(part.bytes_from(part.start) for part in topic.partitions)
 
     def _low(self) -> Exception | None:
         return self._log.low_on_space
@@ -442,6 +470,8 @@ class Topics:
         durability: Durability | Literal[""] = "",
         retention_us: int = 0,
         retention_bytes: int = 0,
+        *,
+        owner: str = "",
     ) -> tuple[Topic, bool]:
         """A durable topic with these properties (0 and "": as configured), and whether it is new. One that exists stays
         as it is; another number of partitions than it has is refused."""
@@ -451,8 +481,8 @@ class Topics:
             raise BadRequest(f"retention is {min(retention_us, retention_bytes)}: it must be 0 (as configured) or more")
         topic = self._by_name.get(raw)
         if topic is None:
-            given = partial(_given, durability, retention_us, retention_bytes)
-            return self._create(raw, True, partitions, given), True
+            wish = partial(given, durability, retention_us, retention_bytes)
+            return self._create(raw, True, partitions, wish, owner=owner), True
         if partitions not in (0, len(topic.partitions)):
             raise LimitExceeded(
                 f"topic {topic.name!r} exists with {len(topic.partitions)} partitions, not {partitions}",
@@ -478,13 +508,17 @@ class Topics:
             raise
         self._log.delete_topic(topic.spec.id)
 
-    def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None, *, own: bool = False) -> Topic:
-        """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked. `own`: by the
-        broker for itself, which may make what no door may (dead letters of who reads a cache)."""
+    def ensure(
+        self, raw: bytes, durable: bool, extra: dict[str, str] | None = None, *, own: bool = False, owner: str = ""
+    ) -> Topic:
+        """The topic of this name, made (then with this `extra`, for `owner`) if need be, and at least as durable as asked.
+        `own`: by the broker for itself, which may make what no door may (dead letters of who reads a cache)."""
         durable = durable and not raw.startswith(REPLY_PREFIX)  # a reply that is lost is asked for again
         topic = self._by_name.get(raw)
         if topic is None:
-            return self._create(raw, durable, change=lambda spec: replace(spec, extra=extra or {}), own=own)
+            return self._create(
+                raw, durable, change=lambda spec: replace(spec, extra=extra or {}), own=own, owner=owner
+            )
         if extra is not None and topic.name.startswith(CACHE_PREFIX):
             refuse_cache(topic.name)
         if durable and topic.in_memory and not topic.waiting and self._may_harden(topic):
@@ -509,7 +543,7 @@ class Topics:
         """The topic of a cache, made if need be. BadName: there is one of another kind."""
         topic = self._by_name.get(raw)
         if topic is None:
-            topic = self._create(raw, True, 1, partial(_as_cache, self._policy.cache_durability), own=True)
+            topic = self._create(raw, True, 1, partial(as_cache, self._policy.cache_durability), own=True)
         if not isinstance(topic, CacheTopic):
             raise BadName(f"topic {topic.name!r} exists and is not a cache", hint="choose another name for the cache")
         return topic
@@ -579,6 +613,8 @@ class Topics:
         does."""
         await topic.ready()
         before = topic.spec.extra
+        if EXTRA_OWNER in before:
+            extra = {**extra, EXTRA_OWNER: before[EXTRA_OWNER]}
         topic.spec = replace(topic.spec, extra=extra)
         if topic.in_memory:
             return
@@ -596,6 +632,7 @@ class Topics:
         partitions: int = 0,
         change: Callable[[TopicSpec], TopicSpec] | None = None,
         own: bool = False,
+        owner: str = "",
     ) -> Topic:
         name = check_name(raw)
         if name.startswith(CACHE_PREFIX) and not own:
@@ -606,6 +643,8 @@ class Topics:
             raise LimitExceeded(
                 f"topic {name!r} was not made: there are {len(self._by_name)} topics, the limit is topics.max"
             )
+        if owner and self.admit is not None:
+            self.admit(owner, tenant_of(name))
         rule = self._policy.rule_for(name)
         durability: Durability = rule.durability or (self._policy.durable if durable else "memory")
         self._last_id += 1
@@ -622,6 +661,8 @@ class Topics:
             identity=self._new_identity(),
         )
         spec = change(spec) if change else spec
+        if owner:
+            spec = replace(spec, extra={**spec.extra, EXTRA_OWNER: owner})
         topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:
@@ -639,28 +680,6 @@ class Topics:
             self._log.delete_topic(topic.spec.id)
             topic.forget(error)
         topic.release(error)
-
-
-def _given(durability: Durability | Literal[""], retention_us: int, retention_bytes: int, spec: TopicSpec) -> TopicSpec:
-    """What was asked for in place of what the configuration says; 0 and "" ask for nothing."""
-    return replace(
-        spec,
-        durability=durability or spec.durability,
-        retention_us=retention_us or spec.retention_us,
-        retention_bytes=retention_bytes or spec.retention_bytes,
-    )
-
-
-def _as_cache(durability: Durability, spec: TopicSpec) -> TopicSpec:
-    return replace(
-        spec,
-        durability=durability,
-        compact=True,
-        retention_us=0,
-        retention_bytes=0,
-        segment_bytes=CACHE_SEGMENT_BYTES,
-        tombstone_us=CACHE_TOMBSTONE_US,
-    )
 
 
 def _row(spec: TopicSpec) -> TopicRow:
@@ -692,9 +711,3 @@ def _spec_of(row: TopicRow, memory_bytes: int, same: dict[int, int]) -> TopicSpe
 def _is_cache(spec: TopicSpec) -> bool:
     """Not one of three or five parts that is older than caches are."""
     return spec.compact and is_cache_name(spec.name)
-
-
-def _tenant_of(name: str) -> str:
-    """The tenant whose topic it is; "": nobody's."""
-    parts = name.split("/")
-    return parts[0] if len(parts) == 3 else ""

@@ -1,4 +1,4 @@
-"""Checks the names of topics: what may be one, which are the broker's own, which are those of caches."""
+"""Checks the names of topics: what may be one, which are the broker's own, which are those of caches, whose they are."""
 
 from typing import NoReturn
 
@@ -41,3 +41,9 @@ def refuse_cache(name: str) -> NoReturn:
 def is_cache_name(name: str) -> bool:
     """Is it cache/TENANT/NAMESPACE/NAME?"""
     return name.startswith(CACHE_PREFIX) and name.count("/") == CACHE_SLASHES
+
+
+def tenant_of(name: str) -> str:
+    """The tenant whose topic it is, of TENANT/NAMESPACE/STREAM; "": nobody's."""
+    parts = name.split("/")
+    return parts[0] if len(parts) == 3 else ""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from quintet.broker.identity.metering import Meter
 from quintet.kernel.items import QuicEvent
 from quintet.model import limits
 from quintet.model.client_address import ClientAddress
@@ -55,7 +56,7 @@ class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
     __slots__ = ("_code", "_empty_since", "_handshake_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
-                 "_watched", "_who", "bytes_in", "bytes_out", "closing", "crowded", "id", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
+                 "_watched", "_who", "bytes_in", "bytes_out", "closing", "crowded", "id", "kept", "listener", "meter", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
@@ -65,6 +66,7 @@ class QuicConnection:
         self.bytes_in = self.bytes_out = 0  # of all its streams; the listener adds them up when it is asked
         self.peer: str = ClientAddress(peer, self.id)
         self.shared: object | None = None
+        self.meter: Meter | None = None  # of who has a rate
         self.closing = False  # it is shut at the end of this turn, or is gone
         self.unsent = 0  # bytes queued over all its streams, as far as known
         self.kept = 0  # bytes of unfinished frames over all its streams
@@ -223,6 +225,8 @@ class QuicConnection:
                 self._empty_since = None
                 self.watch(stream)
             stream.data(event[3], event[4])
+            if self.meter is not None:
+                stream.wait(self.meter.received(len(event[3]), self.listener.monotonic()))
             return
         writer: Writer | None = self._streams.get(number) or self._outlets.get(number)
         if writer is None:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from quintet.broker.identity.metering import Meter
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError
@@ -111,7 +112,14 @@ class Writer:
         return {**self.connection.turn_facts(), "stream": self.number}
 
     def room(self) -> int:
+        if self.connection.meter is not None and self._withheld():
+            return 0
         return 0 if self.connection.turns.over() and not self._own_turn else self._unsent_room()
+
+    def _withheld(self) -> int:
+        """Microseconds until more may be pushed: its user is above its rate."""
+        meter = self.connection.meter
+        return 0 if meter is None else meter.withheld(self.connection.listener.monotonic())
 
     def _unsent_room(self) -> int:
         if self.dead or self.ending or self.connection.closing:
@@ -126,8 +134,14 @@ class Writer:
 
     def park(self, call: Callable[[], None]) -> None:
         self._flow.park(call)
-        if self._unsent_room() > 0:  # only the turn is over: the endpoint owes no WRITABLE
-            self.connection.later(self)
+        if (
+            self._unsent_room() > 0
+        ):  # only the turn is over, or its user is above its rate: the endpoint owes no WRITABLE
+            withheld = self._withheld()
+            if withheld:
+                self.connection.listener.loop.call_later(withheld / 1e6, self.connection.later, self)
+            else:
+                self.connection.later(self)
 
     def push(self, data: list[bytes]) -> None:
         """Output for the end of this turn."""
@@ -139,7 +153,13 @@ class Writer:
         size = sum(map(len, data))
         self._out_bytes += size
         self.connection.unsent += size
+        if self.connection.meter is not None:
+            self._charge(self.connection.meter, size)
         self.connection.listener.touch(self)
+
+    def _charge(self, meter: Meter, size: int) -> None:
+        """So much goes out by itself: the next push waits for it (room)."""
+        meter.delivered(size, self.connection.listener.monotonic())
 
     def flush(self) -> None:
         """The turn is over: hand on what it made."""
@@ -283,12 +303,14 @@ class Stream(Writer):
         "_rest",
         "_session",
         "_told_end",
+        "meter",
         "streams",
     )
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
         super().__init__(connection, number)
         self.streams: Streams = connection
+        self.meter: Meter | None = None  # its connection has it
         self._rest: bytes | bytearray = b""  # not consumed by the session
         self._fresh = False  # there are bytes in `_rest` that it has never seen
         self._fin = False
@@ -449,6 +471,23 @@ class Stream(Writer):
 
     def turn_facts(self) -> dict[str, object]:
         return {**super().turn_facts(), **said_of(self._session)}
+
+    def _charge(self, meter: Meter, size: int) -> None:
+        """Answers: the next request waits for them."""
+        self.wait(meter.answered(size, self.connection.listener.monotonic()))
+
+    def wait(self, wait_us: int) -> None:
+        """Its user is above its rate: what is here is taken, and nothing more is read for so long."""
+        if not wait_us or self._flow.charged or self.dead or self.ending or self.connection.closing:
+            return
+        self._flow.charged = True
+        self._pause_or_read()
+        self.connection.listener.loop.call_later(wait_us / 1e6, self.connection.turns.run, self._paid_back)
+
+    def _paid_back(self) -> None:
+        self._flow.charged = False
+        if not self.connection.closing:
+            self._go_on()
 
     def _stall(self, step: int) -> None:
         """Back-pressure: not reading is all it takes."""

@@ -27,7 +27,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.kernel.items import BlipItem, BlipPublish
 from quintet.model import limits
 from quintet.model.batch import AT_MOST_ONCE, RecordBatch
-from quintet.model.errors import AuthError, BadRequest, ProtocolError, QuintetError, message_of
+from quintet.model.errors import AuthError, BadRequest, LimitExceeded, ProtocolError, QuintetError, message_of
 from quintet.protocols import records
 from quintet.protocols.base import (
     CLAIM_BYTES_MIN,
@@ -245,6 +245,7 @@ class BlipSession:
             subscription.detach(self._sink)
         self._topic = None
         self._forget_targets()
+        self._broker.quotas.leave(self._sink)
         del self._sink  # connection and session hold each other: no work for the collector
 
     # -- handshake -------------------------------------------------------------------------------------------------
@@ -294,6 +295,11 @@ class BlipSession:
         else:
             try:
                 self._identity, self._principal = self._broker.authenticate(key, self._peer)
+                self._broker.quotas.join(self._sink, self._principal.name)
+            except LimitExceeded as error:
+                self._nack(frame.correlation_id, errors.to_nack(error))
+                self.closing = message_of(error)
+                return
             except AuthError:
                 self._nack(frame.correlation_id, errors.AUTH_KEY)
                 self.auth_failures += 1
@@ -593,7 +599,9 @@ class BlipSession:
         runs: list[tuple[int, Run]] = []
         if subscription in (self._touched or ()):  # else the right to it was taken away while it waited
             wake = partial(self._sink.completed, partial(self._poll_again, slot, False), None, None)
-            runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
+            meter = self._sink.meter
+            most = POLL_BYTES_MAX if meter is None else min(POLL_BYTES_MAX, meter.answer_bytes_max)
+            runs, more = subscription.poll(len(ids), self._sink, wake, most)
             if more and not runs:
                 return False
         made: list[bytes] = []

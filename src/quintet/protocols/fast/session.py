@@ -369,6 +369,7 @@ class FastSession:
             if not subjects[self.principal_name]:
                 del subjects[self.principal_name]
         self._topic = None
+        self._broker.quotas.leave(self._sink)
         del self._sink  # connection and session hold each other: no work for the collector
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -421,6 +422,13 @@ class FastSession:
         if self._door.subjects[bearer.name] > most:
             self._close(f"more than {most} connections of {bearer.name}")
             return False
+        try:
+            self._broker.quotas.join(self._sink, bearer.name)
+        except LimitExceeded as error:
+            if self._extended:  # else the wire has no word for it
+                self._replies.push(codec.error(self._doing or frames.PUBLISH, 0, *errors.to_error(error)))
+            self._close(message_of(error))
+            return False
         return True
 
     def _extend_all(self, view: memoryview, end: int) -> int:
@@ -442,6 +450,7 @@ class FastSession:
         # Document, "Authentication": PUBLISH and SUBSCRIBE need the queue_key of the topic and their permission, in every request.
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
         self._check_open()
+        self._broker.quotas.check_storage(queue.topic)
         topic = queue.topic
         if self._extended or queue.durable:
             slot = _Request(frames.PUBLISH, id, count, self._extended)
@@ -470,6 +479,7 @@ class FastSession:
         """A record set: taken whole or not at all, answered once."""
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
         self._check_open()
+        self._broker.quotas.check_storage(queue.topic)
         flags, ttl_us = self._broker.queues.wire.get(id, (0, 0))
         found = records.split(data, len(queue.topic.partitions), origin_of(bearer.name), now, flags=flags)
         count = sum(number for _, _, number in found.groups)

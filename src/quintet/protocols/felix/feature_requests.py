@@ -179,7 +179,7 @@ class FeatureRequests(CacheRequests):
             return self._broker.topics.find(name.encode())
         if self._broker.topics.get(name.encode()) is None:
             check_new(self._broker, self._options, scope)
-        return self._broker.topics.ensure(name.encode(), durable=True)
+        return self._broker.topics.ensure(name.encode(), durable=True, owner=self._bearer.owner)
 
     def _group_poll(self, ask: features.GroupPoll, _now: int) -> None:
         if ask.max_records < 1 or ask.wait_ms < 0:
@@ -202,6 +202,9 @@ class FeatureRequests(CacheRequests):
         wait_us = min(ask.wait_ms, frames.GROUP_WAIT_MS_MAX) * 1_000
         count = min(ask.max_records, frames.GROUP_RECORDS_MAX)
         most = self._options.frame_bytes_max - ANSWER_BYTES
+        meter = self._shared.streams.meter
+        if meter is not None:
+            most = min(most, meter.answer_bytes_max)
         try:
             poll = self._broker.claims.poll(self._bearer.owner, topic, ask.group, DOOR, count, most, wait_us)
         except QuintetError as refused:

@@ -90,7 +90,7 @@ class Reach:
             check_new(broker, self._options, scope)
         if len(self.targets) >= frames.TARGETS_MAX:
             self.targets.clear()
-        topic = broker.publish_target(bearer.principal, name.encode(), key[1], bearer.peer)
+        topic = broker.publish_target(bearer.principal, name.encode(), key[1], bearer.peer, owner=bearer.owner)
         self.targets[key] = found = (topic, scope[0])
         return found
 
@@ -289,6 +289,11 @@ class EventStream(Feed):
         if self._outlet is not None:
             self._outlet.park(call)
 
+    @property
+    def withheld(self) -> bool:
+        meter = self._peer.streams.meter
+        return meter is not None and meter.withheld(self._broker.scheduler.monotonic()) > 0
+
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
         try:
@@ -446,11 +451,13 @@ class FelixPeer:
         self._epoch = broker.access.epoch
         self._closed = self._watching = False
 
-    def enter(self, tenant: str) -> None:
-        """A token of this tenant was shown on a stream: the connection counts once. LimitExceeded."""
-        if tenant not in self._tenants:
+    def enter(self, user: str, tenant: str) -> None:
+        """Somebody logged in on a stream, with a token of this tenant if it is not empty: the connection counts once, for the
+        tenant and for the user that came last. LimitExceeded."""
+        if tenant and tenant not in self._tenants:
             self._broker.tenants.connection_opened(tenant)
             self._tenants.add(tenant)
+        self._broker.quotas.join(self.streams, user, tenant)
 
     def claim(self, wanted: codec.Id, text: bool, tenant: str) -> int | str:
         """An id for a feed: the one asked for, or the next. It is given back by `drop`, or by `unclaim`."""
@@ -533,6 +540,7 @@ class FelixPeer:
         for tenant in self._tenants:
             self._broker.tenants.connection_closed(tenant)
         self._tenants.clear()
+        self._broker.quotas.leave(self.streams)
 
 
 # -- subscribing ------------------------------------------------------------------------------------------------------
@@ -566,7 +574,7 @@ class Subscribing:
         try:
             if self._broker.topics.get(name.encode()) is None:
                 check_new(self._broker, peer.options, self._scope)
-            self._topic = self._broker.topics.ensure(name.encode(), durable=explicit)
+            self._topic = self._broker.topics.ensure(name.encode(), durable=explicit, owner=bearer.owner)
         except QuintetError:
             peer.unclaim(self._id, ask.tenant_id)
             raise

@@ -20,12 +20,13 @@ from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
+from quintet.broker.identity.access import ANONYMOUS
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.kernel.items import CacheEntry, FelixItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.client_address import REQUEST_CHARS_MAX, request_text
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, message_of
+from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, message_of
 from quintet.model.keys import fnv1a
 from quintet.protocols import records
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, Streams, act_on
@@ -261,6 +262,11 @@ class FelixSession(ConsumerRequests):
             return consumed
         elif self._options.open and (items or flags):
             self._deadline = None
+            try:
+                self._shared.enter(ANONYMOUS, "")
+            except LimitExceeded as error:
+                self._refuse_auth(error)
+                return 0
             self._enter(self._anonymous(""), DOCUMENT)
         elif not self._options.open and (items or flags or long):
             self._broker.audit.record("access.denied", "", "", "denied", self._peer, errors.AUTH_REQUIRED)
@@ -278,8 +284,8 @@ class FelixSession(ConsumerRequests):
             if ask.client_flags is not None and not 0 <= ask.client_flags <= 0xFFFF:
                 raise BadRequest("auth: client_flags is a number of 16 bits")
             bearer = self._identify(ask.token.encode(), ask.tenant_id, now)
-            if bearer.claims is not None:  # who has a key could name any tenant, and use up what it may have
-                self._shared.enter(bearer.tenant)
+            # Who has a key could name any tenant, and use up what it may have.
+            self._shared.enter(bearer.owner, bearer.tenant if bearer.claims is not None else "")
         except QuintetError as error:
             self._refuse_auth(error)
             return

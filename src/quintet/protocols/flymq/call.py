@@ -6,7 +6,7 @@ transaction, whose group: the broker does that, by the principal's name).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
@@ -21,6 +21,7 @@ from quintet.protocols.flymq import codec
 from quintet.protocols.flymq.section import FlymqListener
 
 T = TypeVar("T")
+ANSWER_BYTES_MAX: Final = 1 << 30  # no bound of its own
 Values = codec.Values
 Made = Values | bytes | list[bytes]  # an answer: its fields, or the whole frame, perhaps in pieces
 Handler = Callable[["Call", Values], Made | None]
@@ -38,7 +39,7 @@ class Call:
     """One request on its way: who asks, when, through which listener, and where the late answer goes."""
 
     __slots__ = (
-        "accept", "address", "answer", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+        "accept", "address", "answer", "answer_bytes_max", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
         "waiting",
     )  # fmt: skip
 
@@ -55,6 +56,7 @@ class Call:
         self.now, self.options, self.address, self.origin, self.peer = now, options, address, origin, peer
         self.accept = accept
         self.code = code
+        self.answer_bytes_max = ANSWER_BYTES_MAX  # by the rate of its user
         self.waiting: Wait | None = None  # for something new to read
         self.given: list[tuple[int, int]] = []  # ranges of offsets whose records are in the answer, for the audit
 

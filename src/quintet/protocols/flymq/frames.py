@@ -106,6 +106,9 @@ KEY_CREATE: Final = 0x90
 KEY_LIST: Final = 0x91
 KEY_REMOVE: Final = 0x92
 ACL_EXPLAIN: Final = 0x93
+QUOTA_SET: Final = 0x94
+QUOTA_CLEAR: Final = 0x95
+QUOTA_LIST: Final = 0x96
 AUDIT_QUERY_SDK: Final = 0xA0
 AUDIT_EXPORT_SDK: Final = 0xA1
 ERROR: Final = 0xFF
@@ -120,6 +123,11 @@ _GROUP: Final = "topic:str16 group:str16 members:u32 offsets:{partition:i32 offs
 _USER_ASK: Final = "user:str16! password:str16 old_password:str16 roles:str16* enabled:bool"
 _USER: Final = "user:str16 roles:str16* permissions:str16* enabled:bool created_s:i64 updated_s:i64"
 _KEY: Final = "id:str16 user:str16 name:str16 created_s:i64 expires_s:i64 configured:bool"
+_QUOTA: Final = (
+    "kind:str8 name:str16 tenant:str16 set:bool publish_bytes_per_second_max:i64 read_bytes_per_second_max:i64 connections_max:i64 "
+    "topics_max:i64 storage_bytes_max:i64 connections:i64 topics:i64 storage_bytes:i64 received_bytes:i64 sent_bytes:i64 pauses:i64 "
+    "paused_ms:i64 refused:i64 held:bool"
+)
 _SCHEMA_ROWS: Final = "schemas:{name:str16 type:str8 version:u32}*"
 _SCHEMA: Final = "id:str16 topic:str16 version:u32 type:str8 definition:bytes32 compatibility:str8"
 _AUDIT_ASK: Final = (
@@ -338,6 +346,13 @@ _TABLE: Final = (
     _op(ACL_EXPLAIN, "ACL_EXPLAIN", "whether somebody may publish to, subscribe to or administer a topic, and why", "admin", "topic",
         "who:str16! action:str8 topic:str16!",
         "allowed:bool kind:str16 name:str16 steps:{topic:str16 rule:str16 outcome:str16 why:str16}*",
+        ours="the whole operation"),
+    _op(QUOTA_SET, "QUOTA_SET", "what a user or a tenant may have: -1 as configured, 0 no limit; what is not named stays", "admin", "name",
+        "kind:str8! name:str16! changes:{quota:str16 value:i64}* [tenant:str16]", _QUOTA,
+        ours="the whole operation; tenant: whom a user counts for, too"),
+    _op(QUOTA_CLEAR, "QUOTA_CLEAR", "forget what was set for a user or a tenant", "admin", "name", "kind:str8! name:str16!", _QUOTA,
+        ours="the whole operation"),
+    _op(QUOTA_LIST, "QUOTA_LIST", "who has quotas, and what each uses", "admin", "", "", f"quotas:{{{_QUOTA}}}*",
         ours="the whole operation"),
     # -- audit
     _op(AUDIT_QUERY, "AUDIT_QUERY", "who did what", "admin", "", _AUDIT_ASK.format("*"),

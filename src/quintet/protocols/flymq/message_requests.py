@@ -80,7 +80,7 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     offset, sdk = ask["offset"], call.options.dialect == "sdk"
     if not sdk and ask.get("filter") == "" and "wait_ms" not in ask:
         raise OtherDialect(OTHER_DIALECT)
-    size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
+    size = min(codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX, call.answer_bytes_max)
     whole = call.code == frames.FETCH_RECORDS
     if offset > OFFSET_MAX:
         return {"records" if whole else "messages": b"" if whole else [], "next_offset": offset}

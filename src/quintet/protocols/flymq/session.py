@@ -18,13 +18,22 @@ from typing import Final, NamedTuple, TypeVar
 from quintet import kernel
 from quintet.broker.audit.audit_log import Result
 from quintet.broker.core import Broker
-from quintet.broker.identity.access import Action, Principal
+from quintet.broker.identity.access import ANONYMOUS, Action, Principal
 from quintet.broker.slices import unless_unwanted
 from quintet.broker.topics.long_polls import Wait
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, PartitionNotFound, QuintetError, TooLarge
+from quintet.model.errors import (
+    AuthError,
+    BadRequest,
+    Forbidden,
+    LimitExceeded,
+    PartitionNotFound,
+    QuintetError,
+    TooLarge,
+    message_of,
+)
 from quintet.model.rights import Right
 from quintet.model.tasks import Done, start
 from quintet.protocols import records
@@ -134,6 +143,10 @@ class FlySession:
         self._give_up: Callable[[], None] | None = None  # no password need be checked for us any more
         self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
         if options.anonymous_role:
+            try:
+                broker.quotas.join(sink, ANONYMOUS)
+            except LimitExceeded as refused:
+                self.closing = message_of(refused)
             self._welcome(*broker.access.anonymous(options.anonymous_role))
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -237,6 +250,7 @@ class FlySession:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+        self._broker.quotas.leave(self._sink)
         del self._sink  # connection and session hold each other: no work for the collector
 
     # -- who -------------------------------------------------------------------------------------------------------
@@ -281,6 +295,12 @@ class FlySession:
         self._state = before
         if self._deadline is not None:
             self._deadline += self._broker.scheduler.monotonic() - self._checking_since
+        if error is None:
+            assert result is not None
+            try:
+                self._broker.quotas.join(self._sink, result[1].name)
+            except LimitExceeded as refused:
+                error, self.closing = refused, message_of(refused)
         values: codec.Values = {"success": error is None, "error": "", "username": user, "roles": []}
         if error is None:
             assert result is not None
@@ -421,6 +441,8 @@ class FlySession:
         answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
         call.claim = self._claim
+        if self._sink.meter is not None:
+            call.answer_bytes_max = self._sink.meter.answer_bytes_max
         try:
             made = HANDLERS[code](call, ask)
         except Forbidden:

@@ -20,7 +20,7 @@ METADATA_PARTITIONS_MAX: Final = 100_000  # of one CLUSTER_METADATA: some 100 by
 
 def _create_topic(call: Call, ask: Values) -> None:
     wish = (ask.get("durability", ""), ask.get("retention_ms", 0) * 1000, ask.get("retention_bytes", 0))
-    topic, new = call.broker.create_topic(ask["topic"].encode(), ask["partitions"], *wish)
+    topic, new = call.broker.create_topic(ask["topic"].encode(), ask["partitions"], *wish, owner=call.owner)
     topic.after(call.when_durable(success("created" if new else "exists")))
 
 
@@ -61,7 +61,7 @@ def _topic_metadata(call: Call, ask: Values) -> Values | None:
 async def _make_topic(call: Call, name: str) -> Topic:
     """As a subscription at another door makes it: for whoever may read it."""
     call.broker.access.require(call.principal, "subscribe", name, call.peer)
-    topic = call.broker.topics.ensure(name.encode(), durable=True)
+    topic = call.broker.topics.ensure(name.encode(), durable=True, owner=call.owner)
     await topic.ready()
     return topic
 

@@ -6,6 +6,7 @@ from typing import Final
 from quintet.broker.audit.audit_log import FIELD_BYTES_MAX, TYPES, Event, Query
 from quintet.broker.identity.access import ANONYMOUS, Acl, Role
 from quintet.broker.identity.keys import Explanation, KeyInfo
+from quintet.broker.identity.quotas import QuotaInfo
 from quintet.broker.identity.users import UserInfo
 from quintet.model.errors import BadRequest, UserNotFound
 from quintet.protocols.flymq import frames
@@ -20,7 +21,7 @@ def _whoami(call: Call, _ask: Values) -> Values:
     return {"success": call.owner != ANONYMOUS, "username": call.owner, "roles": roles, "permissions": permissions}
 
 
-def _fields(info: UserInfo | KeyInfo | Explanation | Role) -> Values:
+def _fields(info: UserInfo | KeyInfo | Explanation | Role | QuotaInfo) -> Values:
     return {name: getattr(info, name) for name in info.__slots__}
 
 
@@ -114,6 +115,25 @@ def _key_remove(call: Call, ask: Values) -> None:
     call.run(remove, lambda _: success())
 
 
+def _quota(info: QuotaInfo) -> Values:
+    values = _fields(info) | info.bounds._asdict()
+    return values | {"paused_ms": info.paused_us // 1000}
+
+
+def _quota_set(call: Call, ask: Values) -> None:
+    changes = {change["quota"]: change["value"] for change in ask["changes"]}
+    quotas = call.broker.quotas
+    call.run(quotas.set(call.principal, ask["kind"], ask["name"], ask.get("tenant"), changes, peer=call.peer), _quota)
+
+
+def _quota_clear(call: Call, ask: Values) -> None:
+    call.run(call.broker.quotas.clear(call.principal, ask["kind"], ask["name"], peer=call.peer), _quota)
+
+
+def _quota_list(call: Call, _ask: Values) -> Values:
+    return {"quotas": each(_quota, call.broker.quotas.walk())}
+
+
 # -- audit ------------------------------------------------------------------------------------------------------------
 
 
@@ -146,5 +166,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     frames.PASSWORD_CHANGE: _password_change, frames.ROLE_LIST: _role_list, frames.AUDIT_QUERY: _audit_query,
     frames.AUDIT_EXPORT: _audit_export, frames.AUDIT_QUERY_SDK: _audit_query, frames.AUDIT_EXPORT_SDK: _audit_export,
     frames.ACL_EXPLAIN: _acl_explain, frames.KEY_CREATE: _key_create, frames.KEY_LIST: _key_list,
-    frames.KEY_REMOVE: _key_remove,
+    frames.KEY_REMOVE: _key_remove, frames.QUOTA_SET: _quota_set, frames.QUOTA_CLEAR: _quota_clear,
+    frames.QUOTA_LIST: _quota_list,
 }  # fmt: skip

@@ -26,7 +26,16 @@ from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
 from quintet.model.client_address import REQUEST_CHARS_MAX, request_text
-from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError, message_of
+from quintet.model.errors import (
+    AuthError,
+    BadName,
+    Forbidden,
+    LimitExceeded,
+    NameClaimed,
+    ProtocolError,
+    QuintetError,
+    message_of,
+)
 from quintet.protocols.base import FLOWING, WAIT, SessionConnection
 from quintet.protocols.peerbus import codec, errors, frames
 from quintet.protocols.peerbus.mapping import check_peer_name, delivery, headers_of, is_everyone, is_reserved
@@ -221,6 +230,7 @@ class PeerSession:
         if mailbox is not None:
             self._broker.peers.release(mailbox, self)
         self._targets = self._pending = None
+        self._broker.quotas.leave(self._sink)
         del self._sink  # connection and session hold each other: no work for the collector
 
     def close(self, how: errors.Close) -> None:
@@ -272,6 +282,12 @@ class PeerSession:
         self._epoch = self._broker.access.epoch
         if self._broker.draining:
             return self.close(errors.SHUTTING_DOWN)
+        try:
+            self._broker.quotas.join(self._sink, self._principal.name)
+            if self._broker.peers.find(name) is None:
+                self._broker.quotas.check_topic(self._principal.name, "")  # each name has a mailbox, which is a topic
+        except LimitExceeded as error:
+            return self.close((errors.NAMES[0], message_of(error)))
         try:
             self._mailbox = self._broker.peers.register(name, self._principal, self._peer)
         except QuintetError as error:
@@ -392,6 +408,12 @@ class PeerSession:
             self._broker.access.require(self._principal, "publish", TOPIC_PREFIX + to, self._peer)
         except Forbidden:
             self._broker.peers.drop("forbidden")
+            return None
+        try:
+            if found.topic is not None:
+                self._broker.quotas.check_storage(found.topic)
+        except LimitExceeded as error:
+            self._broker.peers.drop("quota", found, message_of(error))
             return None
         self._targets[to] = found
         return found
