@@ -449,6 +449,29 @@ def test_user_errors(quintet: Commands) -> None:
     assert "no such option" in quintet("user", "create", "bob", "--password", "x", code=2).err.lower()
 
 
+def test_quotas(quintet: Commands) -> None:
+    said = quintet(
+        "quota", "set", "user", "slow", "--publish-rate", "64KiB", "--connections", "2", "--storage", "1GiB"
+    ).out
+    assert said == "user slow: publish 64KiB/s, 2 connections, storage 1GiB\n"
+    changed = quintet("quota", "set", "user", "slow", "--connections", "none", "--tenant", "acme", "--json").json
+    assert (changed["publish_bytes_per_second_max"], changed["connections_max"], changed["tenant"]) == (
+        65_536,
+        0,
+        "acme",
+    )
+    quintet("quota", "set", "tenant", "acme", "--topics", "7")
+    assert re.search(r"user slow \(acme\) +64KiB +- +0 of - +0 of - +0 of 1GiB", quintet("quota", "show").out)
+    assert [row["name"] for row in quintet("quota", "show", "tenant", "--json").json] == ["acme"]
+    assert "Nothing to change" in quintet("quota", "set", "user", "slow", code=2).err
+    assert "it is 1024 to" in quintet("quota", "set", "user", "slow", "--read-rate", "5", code=1).err
+    assert "is not a size" in quintet("quota", "set", "user", "slow", "--storage", "much", code=2).err
+    assert quintet("quota", "clear", "user", "slow", "--yes").out == "user slow: cleared, no limits\n"
+    quintet("quota", "clear", "tenant", "acme", "--yes", "--json")
+    assert "no quota is set for user 'slow'" in quintet("quota", "clear", "user", "slow", "--yes", code=1).err
+    assert "no quotas" in quintet("quota", "show").err
+
+
 def test_rules(quintet: Commands) -> None:
     made = quintet("acl", "set", "ledger", "--user", "ann", "--role", "guest")
     assert (made.out, "there is no user 'ann' yet" in made.err) == ("ledger: for ann, role guest\n", True)

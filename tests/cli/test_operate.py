@@ -13,7 +13,7 @@ from quintet.cli.operate import checks
 from quintet.cli.operate.checks import Finding, file_system
 from quintet.cli.operate.doctor import examine
 from quintet.cli.operate.scrape import Labels, Sample, parse
-from quintet.cli.operate.status import Change, human_bytes, topic_rows
+from quintet.cli.operate.status import Change, held, human_bytes, topic_rows
 from tests.cli.conftest import Commands
 from tests.client.server import Server, running
 
@@ -47,6 +47,11 @@ def test_a_rate_is_never_negative_after_a_restart() -> None:
     before, after = Sample(0.0, {"n": {(): 100.0}}), Sample(2.0, {"n": {(): 10.0}})
     assert Change(before, after).rate("n") == 0.0
     assert Change(after, Sample(4.0, {"n": {(): 30.0}})).rate("n") == 10.0
+
+
+def test_status_names_who_is_held_back_by_a_quota() -> None:
+    text = 'quintet_quota_held{kind="user",name="ann"} 1.0\nquintet_quota_held{kind="tenant",name="acme"} 0.0\n'
+    assert held(Sample(0.0, parse(text))) == [("user", "ann")]
 
 
 def test_topics_are_sorted_as_asked() -> None:

@@ -57,6 +57,9 @@ COMMANDS: Final = {
     "user": Row("quintet.cli.manage.user:user", "Users and their passwords."),
     "acl": Row("quintet.cli.manage.user:acl", "Access rules of topics and groups."),
     "role": Row("quintet.cli.manage.user:role", "Roles and their permissions."),
+    "quota": Row(
+        "quintet.cli.manage.quota:quota", "What users and tenants may have: rates, connections, topics, storage."
+    ),
     "token": Row("quintet.cli.manage.token:token", "Tokens for Fast and Felix: create, inspect, generate keys."),
     "audit": Row("quintet.cli.folder.audit:audit", "Audit log: who did what."),
     "pipeline": Row("quintet.cli.pipeline:pipeline", "Data pipelines on Spark: run, watch, stop."),

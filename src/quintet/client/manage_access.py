@@ -1,6 +1,6 @@
 """Manages who may use a broker, and asks its audit: users, API keys, roles, access rules, events. Part of manage.Manage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quintet.client.bus import Bus
@@ -47,6 +47,31 @@ class User:
     enabled: bool
     created_s: int
     updated_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a user or a tenant (`kind`) may have (0: no limit), and what it uses. `set`: not only by the configuration; `held`: it waits
+    for its rate right now. Bytes are those of connections that have a rate."""
+
+    kind: str
+    name: str
+    tenant: str
+    set: bool
+    publish_bytes_per_second_max: int
+    read_bytes_per_second_max: int
+    connections_max: int
+    topics_max: int
+    storage_bytes_max: int
+    connections: int
+    topics: int
+    storage_bytes: int
+    received_bytes: int
+    sent_bytes: int
+    pauses: int
+    paused_ms: int
+    refused: int
+    held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +199,20 @@ class ManageAccess:
 
     async def delete_rule(self, topic: str) -> None:
         await self._ask("ACL_DELETE", topic=topic)
+
+    async def quotas(self) -> list[Quota]:
+        """Of all that have any."""
+        return [Quota(**row) for row in (await self._ask("QUOTA_LIST"))["quotas"]]
+
+    async def set_quota(self, kind: str, name: str, changes: Mapping[str, int], tenant: str | None = None) -> Quota:
+        """Change these bounds of a user or tenant: -1 as configured, 0 no limit. `tenant`: whom a user counts for, too."""
+        rows = [{"quota": quota, "value": value} for quota, value in changes.items()]
+        more: Fields = {} if tenant is None else {"tenant": tenant}
+        return Quota(**await self._ask("QUOTA_SET", kind=kind, name=name, changes=rows, **more))
+
+    async def clear_quota(self, kind: str, name: str) -> Quota:
+        """Forget what was set: the configuration counts again."""
+        return Quota(**await self._ask("QUOTA_CLEAR", kind=kind, name=name))
 
     # -- audit -----------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ def facts(change: Change, ready: bool, failing: list[str]) -> dict[str, object]:
                 for lag, key in behind[:GROUPS_SHOWN]
             ],
         },
+        "held": [{"kind": kind, "name": name} for kind, name in held(now)],
         "disk": {
             "free_bytes": now.one("quintet_disk_free_bytes"),
             "size_bytes": now.one("quintet_disk_size_bytes"),
@@ -201,6 +202,8 @@ def _print(found: dict[str, object], change: Change) -> None:
     echo(f"topics    {now.one('quintet_topics'):,.0f}, groups {now.one('quintet_groups'):,.0f}")
     for _, line in group_lines(now)[:GROUPS_SHOWN]:
         echo(f"behind    {line}")
+    for kind, name in held(now)[:GROUPS_SHOWN]:
+        echo(f"held back {kind} {name}, by its quota: `quintet quota show {kind} {name}`")
     free, size = now.one("quintet_disk_free_bytes"), now.one("quintet_disk_size_bytes")
     share = f" ({free / size:.0%})" if size else ""
     echo(
@@ -230,6 +233,11 @@ def door_rows(change: Change) -> list[tuple[object, ...]]:
         )
         for door in doors(change)
     ]
+
+
+def held(now: Sample) -> list[tuple[str, ...]]:
+    """(user or tenant, name) of those that wait for their rate."""
+    return sorted(key for key, waits in now.by("quintet_quota_held", "kind", "name").items() if waits)
 
 
 def group_lines(now: Sample) -> list[tuple[float, str]]:

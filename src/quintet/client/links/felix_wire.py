@@ -37,6 +37,7 @@ _TOKEN_HINT: Final = (
 _TEXTS: Final[tuple[tuple[str, type[QuintetError], str], ...]] = (
     ("auth", AuthError, _TOKEN_HINT),
     ("tenant '", LimitExceeded, "raise the limit in [[tenants]] of the server's configuration"),
+    ("user '", LimitExceeded, "ask an administrator: `quintet quota show` has the quotas"),
     ("tenant mismatch", AuthError, "?tenant=, and the first part of a topic's name, must be the tenant of the token"),
     ("forbidden", Forbidden, "ask an administrator for the right to it"),
     ("stream not found", TopicNotFound, "the server makes no stream by its first use: make it there first"),
