@@ -36,6 +36,7 @@ def fill_topics(server: Server, admin: Browser) -> None:
     for definition in SCHEMAS:
         admin.do("/api/schema/register", topic="sick", type="json", definition=definition, compatibility="none")
     admin.do("/api/rule/set", name=MARKUP, users=["reader"])
+    admin.do("/api/quota/set", kind="user", name=MARKUP, connections_max=9, publish_bytes_per_second_max=65_536)
 
 
 def fill_holdings(server: Server) -> None:

@@ -127,6 +127,23 @@ def test_a_user_is_made_changed_and_deleted_and_each_is_audited(address: str, ad
     ]
 
 
+def test_a_quota_is_set_shown_and_cleared_and_each_is_audited(admin: Browser) -> None:
+    admin.do("/api/quota/set", kind="user", name="slow", connections_max=3, publish_bytes_per_second_max=4096)
+    admin.do("/api/quota/set", kind="user", name="slow", tenant="acme", connections_max=0)
+    (row,) = admin.ask("/api/quotas", filter="slow")["rows"]
+    assert (row["bounds"]["publish_bytes_per_second_max"], row["bounds"]["connections_max"]) == (4096, 0)
+    assert (row["tenant"], row["connections"], row["held"]) == ("acme", 0, False)
+    refused = admin.post("/api/quota/set", kind="user", name="slow", publish_bytes_per_second_max=1)
+    assert refused.status_code == 400 and "1024" in refused.text
+    assert admin.post("/api/quota/set", kind="group", name="slow").status_code == 400
+    admin.do("/api/quota/clear", kind="user", name="slow")
+    assert admin.ask("/api/quotas", filter="slow")["total"] == 0
+    rows = admin.ask("/api/audit", search="slow", user="admin")["rows"]
+    assert [(row["type"], row["result"]) for row in rows] == [
+        ("quota.clear", "success"), ("quota.set", "failure"), ("quota.set", "success"), ("quota.set", "success"),
+    ]  # fmt: skip
+
+
 def test_mistakes_with_users_are_refused_as_on_the_wire(admin: Browser) -> None:
     refused = {
         "short": admin.post("/api/user/create", name="shorty", password="x", roles=[]),

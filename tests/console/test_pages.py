@@ -114,6 +114,7 @@ PAGES = [
     ("/access", ".line button"),
     ("/access?tab=rules", ".line button"),
     ("/access?tab=roles", ".line"),
+    ("/access?tab=quotas", ".line button"),
     ("/access?tab=why&who=reader&action=publish&topic=x", "ol li"),
     ("/audit", ".line"),
     ("/cluster", ".card h2"),

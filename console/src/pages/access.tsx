@@ -1,7 +1,7 @@
-// Shows users, access rules and roles, changes them, and says why somebody may do something.
+// Shows users, access rules, roles and quotas, changes them, and says why somebody may do something.
 import { useEffect, useState } from "preact/hooks";
 import { get, post } from "../api";
-import { safe, time } from "../format";
+import { bytes, count, duration, safe, time } from "../format";
 import { LongList, type Column } from "../list";
 import { href, place, setQuery } from "../router";
 import { Action, Bar, Dialog, Field, Lines, note, Text, TypedName, useFields, words } from "../ui";
@@ -28,10 +28,33 @@ interface Role {
   description: string;
 }
 
+interface Bounds {
+  publish_bytes_per_second_max: number;
+  read_bytes_per_second_max: number;
+  connections_max: number;
+  topics_max: number;
+  storage_bytes_max: number;
+}
+interface Quota {
+  kind: "user" | "tenant";
+  name: string;
+  tenant: string;
+  set: boolean;
+  bounds: Bounds;
+  connections: number;
+  topics: number;
+  storage_bytes: number;
+  pauses: number;
+  paused_us: number;
+  refused: number;
+  held: boolean;
+}
+
 const TABS = [
   ["", "Users"],
   ["rules", "Access rules"],
   ["roles", "Roles"],
+  ["quotas", "Quotas"],
   ["why", "May somebody, and why?"],
 ] as const;
 
@@ -49,7 +72,7 @@ export function Access() {
           ))}
         </span>
       </Bar>
-      {tab === "rules" ? <Rules filter={query.filter} /> : tab === "roles" ? <Roles filter={query.filter} /> : tab === "why" ? <Why /> : <Users filter={query.filter} />}
+      {tab === "rules" ? <Rules filter={query.filter} /> : tab === "roles" ? <Roles filter={query.filter} /> : tab === "quotas" ? <Quotas filter={query.filter} /> : tab === "why" ? <Why /> : <Users filter={query.filter} />}
     </>
   );
 }
@@ -271,6 +294,119 @@ const ROLES: Column<Role>[] = [
 
 function Roles({ filter }: { filter?: string }) {
   return <LongList path="/api/roles" fields={{ filter }} columns={ROLES} label="Roles" empty="No role has that in its name." />;
+}
+
+// -- quotas ----------------------------------------------------------------------------------------------------------
+
+const BOUNDS: [keyof Bounds, string][] = [
+  ["publish_bytes_per_second_max", "Published, bytes a second"],
+  ["read_bytes_per_second_max", "Read, bytes a second"],
+  ["connections_max", "Connections"],
+  ["topics_max", "Topics"],
+  ["storage_bytes_max", "Storage, bytes"],
+];
+
+const used = (has: string, bound: number, show: (value: number) => string) => (bound ? `${has} of ${show(bound)}` : has);
+const pace = (bound: number) => (bound ? `${bytes(bound)}/s` : "–");
+
+function Quotas({ filter }: { filter?: string }) {
+  const [turn, setTurn] = useState(0);
+  const [open, setOpen] = useState<{ quota?: Quota } | null>(null);
+  const done = (text: string) => {
+    note(text);
+    setOpen(null);
+    setTurn((before) => before + 1);
+  };
+  const columns: Column<Quota>[] = [
+    { name: "kind", title: "Of a", width: "58px", show: (row) => row.kind },
+    {
+      name: "name",
+      title: "Name",
+      width: "minmax(100px, 2fr)",
+      show: (row) => (
+        <>
+          <Text of={row.name} /> {row.held ? <span class="bad">held back</span> : null}
+        </>
+      ),
+    },
+    { name: "publish", title: "Published", width: "86px", number: true, show: (row) => pace(row.bounds.publish_bytes_per_second_max) },
+    { name: "read", title: "Read", width: "86px", number: true, show: (row) => pace(row.bounds.read_bytes_per_second_max) },
+    { name: "connections", title: "Connections", width: "96px", number: true, show: (row) => used(count(row.connections), row.bounds.connections_max, count) },
+    { name: "topics", title: "Topics", width: "76px", number: true, show: (row) => used(count(row.topics), row.bounds.topics_max, count) },
+    { name: "storage", title: "Storage", width: "140px", number: true, show: (row) => used(bytes(row.storage_bytes), row.bounds.storage_bytes_max, bytes) },
+    { name: "paused", title: "Waited", width: "66px", number: true, show: (row) => duration(row.paused_us) },
+    { name: "refused", title: "Refused", width: "66px", number: true, show: (row) => count(row.refused) },
+    {
+      name: "change",
+      title: "Change",
+      width: "140px",
+      show: (row) => (
+        <>
+          <button type="button" class="plain" aria-label={`Change the quota of ${row.kind} ${safe(row.name)}`} onClick={() => setOpen({ quota: row })}>
+            Change …
+          </button>
+          {row.set ? (
+            <button
+              type="button"
+              class="plain"
+              aria-label={`Clear the quota of ${row.kind} ${safe(row.name)}`}
+              onClick={() =>
+                post("/api/quota/clear", { kind: row.kind, name: row.name })
+                  .then(() => done(`the quota of ${row.kind} ${row.name} was cleared`))
+                  .catch((error) => note(error.message))
+              }
+            >
+              Clear
+            </button>
+          ) : null}
+        </>
+      ),
+    },
+  ];
+  return (
+    <>
+      <div class="row">
+        <button type="button" onClick={() => setOpen({})}>
+          New quota …
+        </button>
+        <span class="quiet">Above a rate a client waits and nothing is refused; above the others one more is refused.</span>
+      </div>
+      <LongList path="/api/quotas" fields={{ filter }} columns={columns} label="Quotas" empty="Nobody has one." turn={turn} />
+      {open ? <QuotaForm quota={open.quota} done={done} close={() => setOpen(null)} /> : null}
+    </>
+  );
+}
+
+function QuotaForm({ quota, done, close }: { quota?: Quota; done: (text: string) => void; close: () => void }) {
+  const given = Object.fromEntries(BOUNDS.map(([bound]) => [bound, quota ? String(quota.bounds[bound]) : ""])) as Record<keyof Bounds, string>;
+  const { fields, bind } = useFields({ kind: quota?.kind ?? "user", name: quota?.name ?? "", ...given });
+  return (
+    <Dialog title={quota ? "Change this quota" : "New quota"} close={close}>
+      <Action
+        label="Set"
+        run={async () => {
+          const bounds = Object.fromEntries(BOUNDS.filter(([bound]) => fields[bound] !== given[bound]).map(([bound]) => [bound, fields[bound] === "" ? -1 : Number(fields[bound])]));
+          await post("/api/quota/set", { kind: fields.kind, name: fields.name, ...bounds });
+          done(`the quota of ${fields.kind} ${fields.name} was set`);
+        }}
+      >
+        <Field label="Of a">
+          <select value={fields.kind} disabled={!!quota} onChange={bind("kind").onInput}>
+            <option value="user">user</option>
+            <option value="tenant">tenant</option>
+          </select>
+        </Field>
+        <Field label="Name">
+          <input required autofocus={!quota} readOnly={!!quota} spellcheck={false} {...bind("name")} />
+        </Field>
+        {BOUNDS.map(([bound, title]) => (
+          <Field key={bound} label={title} hint="0: no limit; empty: as the configuration says">
+            <input type="number" min="0" step="1" inputmode="numeric" {...bind(bound)} />
+          </Field>
+        ))}
+      </Action>
+    </Dialog>
+  );
 }
 
 // -- why -------------------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ async def _create(call: Call, ask: Create) -> object:
     except UnicodeEncodeError:
         raise BadRequest("a topic name is proper text") from None
     topic, new = call.broker.create_topic(
-        raw, ask.partitions, ask.durability, ask.retention_ms * 1000, ask.retention_bytes
+        raw, ask.partitions, ask.durability, ask.retention_ms * 1000, ask.retention_bytes, owner=call.owner
     )
     await call.run(_ready(topic))
     if new:
