@@ -181,8 +181,9 @@ async def measure(url: str, other_url: str, cases: list[Case], loop: Loop, pid: 
         share = sum(case.cost) / given.rounds / given.seconds
         callbacks = list(itertools.chain(*case.callbacks))
         wait, longest = wait_ms(callbacks, given.rounds * given.seconds, 0.99), max(callbacks) * 1000
+        loop_said = f"   loop {wait:5.2f} ms (longest callback {longest:.1f} ms)" if given.callbacks else ""
         print(
-            f"{case.name:28} p50 {of(times, 0.5):7.2f} ms   p99 {of(times, 0.99):7.2f} ms   broker {share:5.1%} of a core   loop {wait:5.2f} ms (longest callback {longest:.1f} ms)   "
+            f"{case.name:28} p50 {of(times, 0.5):7.2f} ms   p99 {of(times, 0.99):7.2f} ms   broker {share:5.1%} of a core{loop_said}   "
             f"p99 to nobody's, by round: median {statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})"
         )
 
