@@ -336,5 +336,5 @@ class TestBlip:
         ]
         for kind, payload in bad_payloads:
             assert k.blip_received(good + frame(kind, 1, payload), 0, MAX_FRAME)[1:] == (len(good), 4)
-        for data, fatal in ((bytes(4), 1), (b"\xff" * 4, 2), (b"\0\0\0\x09\x0c", 3), (good[:-1], 0)):
+        for data, fatal in ((bytes(4), 1), (b"\xff" * 4, 2), (b"\0\0\0\x09\x0d", 3), (good[:-1], 0)):
             assert k.blip_received(good + data, 0, MAX_FRAME)[1:] == (len(good), fatal)
