@@ -146,6 +146,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/cli/operate/status.py::facts",
         "src/quintet/console/pages/dead.py::_figures",
         "src/quintet/console/pages/dead.py::_select",
+        "src/quintet/console/pages/operators.py::_row",
         "src/quintet/console/sampler.py::Sampler._figures",
         "src/quintet/console/sampler.py::Sampler._look",
         "src/quintet/console/sampler.py::Sampler._look_back",

@@ -8,8 +8,9 @@ from quintet import kernel
 from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.consumers.group import Assignment, GroupRow
 from quintet.broker.table import Table
-from quintet.broker.topics.catalog import Topic, TopicRow, Topics
+from quintet.broker.topics.catalog import Topic, Topics
 from quintet.broker.topics.policy import TopicPolicy, TopicRule
+from quintet.broker.topics.specs import TopicRow
 from quintet.log.base import Durability
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.tasks import Verb, start

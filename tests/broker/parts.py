@@ -17,8 +17,9 @@ from quintet.broker.atomic.intents import Intents
 from quintet.broker.consumers.subscriptions import SubscriptionRow, Subscriptions
 from quintet.broker.slices import Elsewhere
 from quintet.broker.table import Table
-from quintet.broker.topics.catalog import Topic, TopicRow, Topics
+from quintet.broker.topics.catalog import Topic, Topics
 from quintet.broker.topics.policy import TopicPolicy, TopicRule
+from quintet.broker.topics.specs import TopicRow
 from quintet.delivery.subscription import Policy
 from quintet.log.base import Durability, Partition
 from quintet.log.embedded.engine import EmbeddedLog

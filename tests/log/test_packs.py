@@ -563,15 +563,15 @@ def filled(topics: int) -> Harness:
     return harness
 
 
-@pytest.mark.parametrize("settled", [True, False])
-def test_a_clean_stop_syncs_each_pack_and_not_each_partition(settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: without `settle` every partition has a sync of its own."""
-    if not settled:
-        monkeypatch.setattr(Committer, "settle", lambda _self, then: then())
+@pytest.mark.parametrize("together", [True, False])
+def test_a_clean_stop_syncs_each_pack_and_not_each_partition(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: without `sync_packed` every partition has a sync of its own."""
+    if not together:
+        monkeypatch.setattr(Committer, "sync_packed", lambda _self, then: then())
     harness = filled(100)
     before = harness.sim.calls["fdatasync"]
     harness.close()
-    assert (harness.sim.calls["fdatasync"] - before < 10) == settled
+    assert (harness.sim.calls["fdatasync"] - before < 10) == together
     harness.sim.crash(Random(1))
     harness.start()
     assert harness.log.clean_start

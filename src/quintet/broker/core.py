@@ -5,12 +5,14 @@ than the first row is examples/line_door.py.
 
     every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, quotas,
               scheduler, subscribe, subscription
-    blipmq    tails, tails_appended
+    blipmq    matching_topics, slices, tails, tails_appended, topics_version
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
-              matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, topics, transactions, users, wait_for
+              matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, topics,
+              topics_version, transactions, users, wait_for
     fast      queues, tails, tails_appended, tokens
     peerbus   peers
-    felix     caches, claims, elsewhere, groups, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics
+    felix     caches, claims, elsewhere, groups, matching_topics, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics,
+              topics_version
 
 In the words of a door:
 
@@ -76,12 +78,13 @@ from quintet.broker.sections import (
 )
 from quintet.broker.slices import Elsewhere, Slices, Steps
 from quintet.broker.table import T, Table
-from quintet.broker.topics.catalog import Topic, TopicRow, Topics
+from quintet.broker.topics.catalog import Topic, Topics
 from quintet.broker.topics.long_polls import LongPolls, Wait
 from quintet.broker.topics.names import CACHE_PREFIX, refuse_cache, text_of
 from quintet.broker.topics.patterns import matching
 from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.broker.topics.replies import ReplyTopics
+from quintet.broker.topics.specs import TopicRow
 from quintet.broker.topics.traced import TracedTopic
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription

@@ -22,10 +22,9 @@ from quintet.broker.identity.quotas import QUOTAS_TABLE
 from quintet.broker.identity.users import USERS_TABLE
 from quintet.broker.schemas.registry import SCHEMAS_TABLE
 from quintet.broker.table import TABLE_SEGMENT_BYTES, Table
-from quintet.broker.topics.catalog import TopicRow
 from quintet.broker.topics.folders import folders_without_row
 from quintet.broker.topics.names import is_cache_name
-from quintet.broker.topics.specs import CACHE_SEGMENT_BYTES
+from quintet.broker.topics.specs import CACHE_SEGMENT_BYTES, TopicRow
 from quintet.log.base import Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import TableDamaged

@@ -21,9 +21,9 @@ from quintet import kernel
 from quintet.broker.identity.passwords import Entropy
 from quintet.broker.table import Table
 from quintet.broker.topics.folders import folders_without_row
-from quintet.broker.topics.names import CACHE_PREFIX, check_name, is_cache_name, refuse_cache, tenant_of
+from quintet.broker.topics.names import CACHE_PREFIX, check_name, refuse_cache, tenant_of
 from quintet.broker.topics.policy import TopicPolicy
-from quintet.broker.topics.specs import CACHE_TOMBSTONE_US, as_cache, given
+from quintet.broker.topics.specs import TopicRow, as_cache, given, is_cache, row_of, spec_of
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
@@ -57,22 +57,6 @@ STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behi
 
 
 NO_SUBSCRIPTIONS: frozenset[Subscription] = frozenset()
-NO_EXTRA: dict[str, str] = {}  # of most topics. Nothing is ever put into it: another one takes its place
-
-
-class TopicRow(msgspec.Struct, frozen=True):
-    """What `__topics` keeps of a topic."""
-
-    id: int
-    name: str
-    partitions: int
-    durability: Durability
-    retention_us: int
-    retention_bytes: int
-    compact: bool
-    segment_bytes: int
-    extra: dict[str, str] = {}
-    identity: str = ""  # "": a row from before topics had one
 
 
 class Topic:
@@ -373,7 +357,7 @@ class Topics:
                 row = msgspec.structs.replace(row, identity=self._new_identity())
                 with suppress(StorageError):  # a full disk: it has this one until the next start
                     self._table.put(row.name.encode(), row)
-            spec = _spec_of(row, self._policy.rule_for(row.name).memory_bytes, same)
+            spec = spec_of(row, self._policy.rule_for(row.name).memory_bytes, same)
             self._last_id = max(self._last_id, row.id)
             self._enter(self._open(spec, ready=True))
 
@@ -402,7 +386,7 @@ class Topics:
         return self._entropy(IDENTITY_BYTES).hex()
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
-        make = CacheTopic if _is_cache(spec) else self._make
+        make = CacheTopic if is_cache(spec) else self._make
         return make(spec, self._log.open_topic(spec), self._policy, ready, self._log.tails, self._is_low)
 
     def _enter(self, topic: Topic) -> None:
@@ -523,7 +507,7 @@ class Topics:
             refuse_cache(topic.name)
         if durable and topic.in_memory and not topic.waiting and self._may_harden(topic):
             spec = replace(topic.spec, durability=self._policy.durable)
-            self._table.put(raw, _row(spec)).then(lambda _, error: self._harden(topic, spec, error))
+            self._table.put(raw, row_of(spec)).then(lambda _, error: self._harden(topic, spec, error))
             topic.hold()
         return topic
 
@@ -589,7 +573,7 @@ class Topics:
         )
         topic.hold()
         try:
-            await self._table.put(raw, _row(spec))
+            await self._table.put(raw, row_of(spec))
         except Exception:
             topic.release(None)
             raise
@@ -619,7 +603,7 @@ class Topics:
         if topic.in_memory:
             return
         try:
-            await self._table.put(topic.raw, _row(topic.spec))
+            await self._table.put(topic.raw, row_of(topic.spec))
         except Exception:
             if topic.spec.extra is extra:
                 topic.spec = replace(topic.spec, extra=before)
@@ -666,7 +650,7 @@ class Topics:
         topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:
-                self._table.put(raw, _row(spec)).then(lambda _, error: self._created(topic, error))
+                self._table.put(raw, row_of(spec)).then(lambda _, error: self._created(topic, error))
             except QuintetError:
                 self._log.delete_topic(spec.id)
                 raise
@@ -680,34 +664,3 @@ class Topics:
             self._log.delete_topic(topic.spec.id)
             topic.forget(error)
         topic.release(error)
-
-
-def _row(spec: TopicSpec) -> TopicRow:
-    return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
-
-
-def _spec_of(row: TopicRow, memory_bytes: int, same: dict[int, int]) -> TopicSpec:
-    """same: numbers that other rows had."""
-    partitions, retention_us, retention_bytes, segment_bytes = [
-        same.setdefault(number, number)
-        for number in (row.partitions, row.retention_us, row.retention_bytes, row.segment_bytes)
-    ]
-    spec = TopicSpec(
-        id=row.id,
-        name=row.name,
-        partitions=partitions,
-        durability=row.durability,
-        retention_us=retention_us,
-        retention_bytes=retention_bytes,
-        compact=row.compact,
-        segment_bytes=segment_bytes,
-        memory_bytes=memory_bytes,
-        extra=row.extra or NO_EXTRA,
-        identity=row.identity,
-    )
-    return replace(spec, tombstone_us=CACHE_TOMBSTONE_US) if _is_cache(spec) else spec
-
-
-def _is_cache(spec: TopicSpec) -> bool:
-    """Not one of three or five parts that is older than caches are."""
-    return spec.compact and is_cache_name(spec.name)

@@ -1,12 +1,32 @@
-"""Makes the properties of a topic what was asked for, or those of a cache. The catalog alone makes topics of them."""
+"""Makes the properties of a topic: as asked for, of a cache, or as its row in `__topics` has them. The catalog alone makes topics."""
 
 from dataclasses import replace
 from typing import Literal
 
+import msgspec
+
+from quintet.broker.topics.names import is_cache_name
 from quintet.log.base import Durability, TopicSpec
 
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
+
+NO_EXTRA: dict[str, str] = {}  # of most topics. Nothing is ever put into it: another one takes its place
+
+
+class TopicRow(msgspec.Struct, frozen=True):
+    """What `__topics` keeps of a topic."""
+
+    id: int
+    name: str
+    partitions: int
+    durability: Durability
+    retention_us: int
+    retention_bytes: int
+    compact: bool
+    segment_bytes: int
+    extra: dict[str, str] = {}
+    identity: str = ""  # "": a row from before topics had one
 
 
 def given(durability: Durability | Literal[""], retention_us: int, retention_bytes: int, spec: TopicSpec) -> TopicSpec:
@@ -30,3 +50,34 @@ def as_cache(durability: Durability, spec: TopicSpec) -> TopicSpec:
         segment_bytes=CACHE_SEGMENT_BYTES,
         tombstone_us=CACHE_TOMBSTONE_US,
     )
+
+
+def row_of(spec: TopicSpec) -> TopicRow:
+    return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
+
+
+def spec_of(row: TopicRow, memory_bytes: int, same: dict[int, int]) -> TopicSpec:
+    """same: numbers that other rows had."""
+    partitions, retention_us, retention_bytes, segment_bytes = [
+        same.setdefault(number, number)
+        for number in (row.partitions, row.retention_us, row.retention_bytes, row.segment_bytes)
+    ]
+    spec = TopicSpec(
+        id=row.id,
+        name=row.name,
+        partitions=partitions,
+        durability=row.durability,
+        retention_us=retention_us,
+        retention_bytes=retention_bytes,
+        compact=row.compact,
+        segment_bytes=segment_bytes,
+        memory_bytes=memory_bytes,
+        extra=row.extra or NO_EXTRA,
+        identity=row.identity,
+    )
+    return replace(spec, tombstone_us=CACHE_TOMBSTONE_US) if is_cache(spec) else spec
+
+
+def is_cache(spec: TopicSpec) -> bool:
+    """Not one of three or five parts that is older than caches are."""
+    return spec.compact and is_cache_name(spec.name)

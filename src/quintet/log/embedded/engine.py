@@ -644,7 +644,7 @@ class EmbeddedLog:
         for partition in partitions:
             if isinstance(partition, FilePartition):
                 partition.stop_appends()
-        self._shared.committer.settle(shut_all)
+        self._shared.committer.sync_packed(shut_all)
 
     def _end(self) -> None:
         self._closing = True

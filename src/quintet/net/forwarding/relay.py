@@ -94,8 +94,8 @@ class Relay:
     def _look(self) -> None:
         """Whether the door is open follows from whether there is a leader that takes datagrams."""
         self._timer = self._loop.call_later(LOOK_S, self._look)
-        now = self._loop.time()
-        wanted = self._leader() is not None and now >= self._refused_until
+        monotonic = self._loop.time()
+        wanted = self._leader() is not None and monotonic >= self._refused_until
         if not wanted:
             self._shut()
         elif self._socket is None:
@@ -103,7 +103,7 @@ class Relay:
                 self._open()
             except OSError:
                 return  # somebody has the port for a moment: it is tried again
-        for client in [each for each in self._clients.values() if now - each.heard_at > self._idle_s]:
+        for client in [each for each in self._clients.values() if monotonic - each.heard_at > self._idle_s]:
             self._forget(client)
 
     # -- datagrams -------------------------------------------------------------------------------------------------

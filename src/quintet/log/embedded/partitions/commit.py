@@ -35,7 +35,7 @@ from quintet.model.scheduler import Scheduler, call_each
 THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
 CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does
 CLEAN_PARTITIONS: Final = 64  # synced by one background job
-SETTLE_PARTITIONS: Final = 1024  # synced by one job at a clean stop
+STOP_PARTITIONS: Final = 1024  # synced by one job at a clean stop
 CLEAN_LOOKED_AT_MAX: Final = 1024  # partitions looked at to find those
 RETRY_US: Final = 10_000_000  # how long after a failure making a file is tried again
 FREE_SHARE: Final = 4  # a file is made only where this many times its full size is free
@@ -412,16 +412,16 @@ class Committer:
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
-    def settle(self, then: Callable[[], None]) -> None:
+    def sync_packed(self, then: Callable[[], None]) -> None:
         """At a clean stop, before the partitions are shut: sync packed segments that the journal stands for, many in one job.
         Otherwise each of 100,000 has a job of its own to sync the same few packs. What cannot be synced now is left to them."""
         owing = {partition: None for file in self._files for partition in file.needed}
-        self._settle([partition for partition in reversed(owing) if partition.is_packed], then)
+        self._sync_packed([partition for partition in reversed(owing) if partition.is_packed], then)
 
-    def _settle(self, left: list[Committable], then: Callable[[], None]) -> None:
+    def _sync_packed(self, left: list[Committable], then: Callable[[], None]) -> None:
         batch: list[tuple[Committable, Mark]] = []
         work: list[tuple[SegmentSync, Segment]] = []
-        while left and len(batch) < SETTLE_PARTITIONS:
+        while left and len(batch) < STOP_PARTITIONS:
             partition = left.pop()
             begun = partition.begin_sync()
             if begun is not None:
@@ -431,12 +431,12 @@ class Committer:
             then()
             return
 
-        def settled(result: list[StorageError | None] | BaseException) -> None:
+        def synced(result: list[StorageError | None] | BaseException) -> None:
             for number, (partition, mark) in enumerate(batch):
                 partition.synced(mark, result if isinstance(result, BaseException) else result[number])
-            self._settle(left, then)
+            self._sync_packed(left, then)
 
-        self._scheduler.offload(partial(_sync_all, work), settled)
+        self._scheduler.offload(partial(_sync_all, work), synced)
 
     def close(self, done: Callable[[], None]) -> None:
         """All partitions are shut: what they synced needs no journal. One that failed keeps it for the next start."""
