@@ -194,7 +194,7 @@ class Server:
 
     def _make_log(self, scheduler: LoopScheduler, make: Callable[..., EmbeddedLog] = EmbeddedLog) -> EmbeddedLog:
         settings = self.settings
-        if settings.engine == "embedded" and (settings.data / CELL_MARK).exists():
+        if settings.engine == "embedded" and os.path.exists(settings.data / CELL_MARK):  # False where one may not look
             raise ConfigError(
                 f"{settings.data}: belongs to a cell, and what is written here without it would be lost to the other nodes",
                 hint='start it with engine = "kafka", or name another folder',

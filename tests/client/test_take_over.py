@@ -117,7 +117,9 @@ async def test_publishing_and_receiving_go_on_with_the_other_host(
                 await take(sub, set(numbers))
                 if turn < 2:
                     await switch(pair)
-            assert sub.reconnects >= 2
+            async with asyncio.timeout(WAIT_S):
+                while sub.reconnects < 2:  # counted when the answer is here, which may be behind the first messages
+                    await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("lines", [False, True], ids=["websocket", "lines"])

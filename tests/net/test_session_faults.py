@@ -104,7 +104,7 @@ class World:
 @asynccontextmanager
 async def world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     reports: list[tuple[str, dict[str, object]]] = []
-    monkeypatch.setattr(server_module, "_report", lambda event, fields: reports.append((event, fields)))
+    monkeypatch.setattr(server_module, "report", lambda event, fields: reports.append((event, fields)))
     monkeypatch.setattr(server_module, "_quiet_the_collector", lambda: None)
     monkeypatch.setenv(SECRET_VARIABLE, DEV_PEERBUS_SECRET)
     names = (*(door.key for door in doors.DOORS), "admin", "flight")

@@ -18,7 +18,7 @@ FEW: Final = {f.AUTH: 10, f.USER_CREATE: 10, f.USER_UPDATE: 10, f.PASSWORD_CHANG
               f.AUDIT_QUERY: 300, f.AUDIT_EXPORT: 300, f.AUDIT_QUERY_SDK: 300, f.AUDIT_EXPORT_SDK: 300,
               f.LIST_TOPICS: 300, f.PEEK: 500, f.KEY_LIST: 300, f.USER_LIST: 300, f.ACL_LIST: 300,
               f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300, f.CONSUME: 500, f.CONSUME_ZERO_COPY: 500,
-              f.ALTER_TOPIC: 300, f.PURGE_TOPIC: 300, f.MATCH_TOPICS: 300}  # fmt: skip
+              f.ALTER_TOPIC: 300, f.PURGE_TOPIC: 300, f.MATCH_TOPICS: 300, f.QUOTA_SET: 300, f.QUOTA_CLEAR: 300}  # fmt: skip
 
 _GROUP: Final = {"topic": "t", "group": "g0", "partition": 0}
 _USER: Final = {"old_password": "", "roles": [], "enabled": True}
@@ -87,6 +87,9 @@ SMALL: Final[dict[int, Callable[[int], Values]]] = {
     f.ACL_LIST: lambda i: {},
     f.PASSWORD_CHANGE: lambda i: {"user": f"user-{i}", "password": "long enough", **_USER},
     f.ROLE_LIST: lambda i: {},
+    f.QUOTA_SET: lambda i: {"kind": "user", "name": f"user-{i}", "changes": [{"quota": "topics_max", "value": 1_000}]},
+    f.QUOTA_CLEAR: lambda i: {"kind": "user", "name": f"user-{i}"},
+    f.QUOTA_LIST: lambda i: {},
     f.KEY_CREATE: lambda i: {"user": "", "name": f"key-{i}", "expires_s": 0},
     f.KEY_LIST: lambda i: {"user": "", "everyone": True},
     f.KEY_REMOVE: lambda i: {"user": "", "id": f"none-{i}"},

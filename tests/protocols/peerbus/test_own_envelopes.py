@@ -7,6 +7,7 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
+from quintet.broker.topics.specs import row_of
 from quintet.model import envelope
 from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
@@ -81,8 +82,10 @@ class TestIds:
         peer_of(sim, "bob").close()
         publish(sim, b"1")
         table = sim.broker.topics._table
-        row = table.get(MAILBOX)
-        assert row is not None and len(row.identity) == 32
+        topic = sim.broker.topics.get(MAILBOX)
+        assert topic is not None
+        row = row_of(topic.spec)
+        assert len(row.identity) == 32
         old = kernel.build([_without_identity(table._encode(row))], [MAILBOX], origin=b"quintet:broker")
         table.partition.append(old, None)
         sim.scheduler.run_until_idle()

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from quintet import kernel
 from quintet.log.anchors import ALL_PARTITIONS
@@ -330,7 +330,7 @@ class EmbeddedLog:
             opened = self._topics[spec.id] = opened[:]  # a list that grew has room for four
         if spec.durability == "memory":
             return [self._current(partition) for partition in opened]
-        return cast(list[Partition], opened)  # what is in files stays so: one list for the topic and for us
+        return list(opened)
 
     @staticmethod
     def _current(partition: MemoryPartition | FilePartition) -> Partition:

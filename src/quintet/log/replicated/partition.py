@@ -93,7 +93,7 @@ class CellPartition(FilePartition):
         self._end, self._visible = following, base
         if base:
             self._shipping.change(begun(self.topic_id, self.number, base), lambda: None)
-            self._chunks.append(self._first_chunk(base))
+            self._chunks = [*self._chunks, self._first_chunk(base)]
         for batch in batches:
             if self._plan is None:
                 self._begin(batch.base_offset, batch.timestamp)
@@ -103,7 +103,7 @@ class CellPartition(FilePartition):
             chunk = Chunk(self._plan, self._plan_end)
             chunk.buffers.append(buffer)
             self._plan_end = chunk.end = chunk.end + len(buffer)
-            self._chunks.append(chunk)
+            self._chunks = [*self._chunks, chunk]
             self._last_time = max(self._last_time, batch.timestamp)
         self._shared.upkeep.activate(self)
         self._flush()
