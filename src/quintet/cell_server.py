@@ -78,6 +78,7 @@ class CellServer(server.Server):
     turns_type = LeasedTurns
     cell: ReplicatedLog  # its log, by what only a node has
     view: CurrentView
+    forwarding: Forwarding  # while it follows
 
     def leader_host(self) -> str | None:
         """By which the leader is reached; None: nobody leads as far as this node knows, or it leads itself."""
@@ -116,8 +117,8 @@ class CellServer(server.Server):
         loop.add_signal_handler(
             signal.SIGHUP, lambda: _log.warning("reload_refused", hint="a follower reads it when it leads")
         )
+        forwarding = self.forwarding = self._forwarding()
         await self._open_admin()
-        forwarding = self._forwarding()
         await forwarding.start()
         self.cell.on_role_change(self._say_role)
         self.cell.on_role_change(forwarding.leader_changed)
@@ -154,7 +155,7 @@ class CellServer(server.Server):
         if not door.enabled:
             return
         if self.admin is None:
-            self.view = CurrentView(figures.NodeView(self.cell))
+            self.view = CurrentView(figures.NodeView(self.cell, self.forwarding.figures))
             self.admin = await serve_http(create_app(self.view, self.view), door.host, door.port)
         else:
             self.view.current = figures.LeaderView(self, self.cell, door.labels_max)

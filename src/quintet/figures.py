@@ -305,11 +305,20 @@ class View:
         return found + _log_families(server.log.stats())
 
 
+FORWARDED: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], ...]] = (
+    ("quintet_forwarded_connections", "gauge", "Clients whose connection this node passes on to the leader.", "connections"),
+    ("quintet_forwarded_accepted_total", "counter", "Clients that it passed on since it follows.", "accepted"),
+    ("quintet_forwarded_refused_total", "counter", "Clients above a bound on forwarded connections.", "refused"),
+)  # fmt: skip
+
+
 class NodeView:
     """Health and metrics of a node of a cell that does not lead: its doors lead to the leader's."""
 
-    def __init__(self, log: "ReplicatedLog") -> None:
+    def __init__(self, log: "ReplicatedLog", forwarded: Callable[[], Mapping[str, dict[str, int]]]) -> None:
+        """forwarded: what is counted of each door that leads to the leader's."""
         self._log = log
+        self._forwarded = forwarded
 
     def checks(self) -> Sequence[Check]:
         failure, low = self._log.failure, self._log.low_on_space
@@ -322,7 +331,13 @@ class NodeView:
     def families(self) -> Sequence[Family]:
         build = {"version": __version__, "kernel": "native" if kernel.NATIVE else "pure"}
         info = Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)])
-        return [info, *_node_families(self._log), *_disk_families(self._log), *_log_families(self._log.stats())]
+        doors = sorted(self._forwarded().items())
+        forwarded = [
+            Family(metric, kind, text, [({"door": name}, found[figure]) for name, found in doors])
+            for metric, kind, text, figure in FORWARDED
+        ]
+        own = [*_disk_families(self._log), *_log_families(self._log.stats())]
+        return [info, *_node_families(self._log), *forwarded, *own]
 
 
 class LeaderView(View):

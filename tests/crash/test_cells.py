@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from bench import peers
+from quintet.cli.operate import scrape
+from quintet.client.blocking import sync
 from quintet.log.replicated import kafka
 from quintet.log.replicated.kafka import KafkaWal, WalAway, WalIdentity, WalOptions, WalRefused
-from quintet.model.errors import StorageError
+from quintet.model.errors import QuintetError, StorageError
 from tests.crash.cells import SMALL_JAVA, STAGED_ROWS, Cell
 from tests.wire.blipmq import Client, Closed
 
@@ -71,7 +73,7 @@ def check_roles(cell: Cell) -> None:
     while True:
         try:
             return roles_are_right(cell)
-        except (AssertionError, ValueError, Closed, OSError):
+        except (AssertionError, ValueError, KeyError, Closed, OSError, QuintetError):
             if time.monotonic() > until:
                 raise
         for node in cell.nodes:
@@ -97,7 +99,15 @@ def roles_are_right(cell: Cell) -> None:
         assert len(said["weaker"]) == 3, "a weaker choice is not kept to oneself"
     assert follower.address == ""
     peer = Client(follower.door).login()  # answered by the leader: the follower has no broker
+    counted = scrape.scrape(f"http://{follower.admin}").values
     peer.close()
+    assert counted["quintet_forwarded_connections"][("door", "blipmq"),] >= 1
+    assert counted["quintet_forwarded_accepted_total"][("door", "blipmq"),] >= 1
+    with sync.connect(f"flymq://admin:admin@{leader.listener('flymq')}") as bus:
+        told = bus.request("CLUSTER_STATUS")
+    [node] = told["nodes"]
+    assert (told["cluster_id"], told["node_id"], node["role"]) == ("cell", names[leader], "leader")
+    assert node["address"].partition(":")[0] == leader.door.partition(":")[0], "where clients reach it"
 
 
 def test_records_come_back_from_any_offset(servers: str) -> None:
