@@ -3,6 +3,8 @@
 Needs cargo, and nats-server and RabbitMQ for one test each; without them tests are skipped and say so. No test looks at a rate.
 """
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,13 +122,27 @@ def test_rabbitmq_has_what_the_generator_counted(tmp_path: Path) -> None:
 
 @needs_cargo
 def test_each_of_many_topics_gets_one_message(ours: peers.Server) -> None:
-    before, files = published(ours), open_files(ours.pid)
+    before = published(ours)
     server = replace(ours, address=address_of(ours, "flymq"))
     fill(Side("ours", FlymqWire(), server, True), 100, SIZE)
     assert published(ours) - before == 100
     with connected(server.address) as client:
         assert [client.fetch(f"{PREFIX}.{number:05d}", 0, 0, 10) for number in (0, 42, 99)] == [1, 1, 1]
-    assert open_files(ours.pid) >= files
+
+
+def test_open_files_are_counted() -> None:
+    held = "import sys; files = [open(sys.executable) for _ in range(int(sys.argv[1]))]; print(); sys.stdin.read()"
+
+    def count(files: int) -> int:
+        arguments = [sys.executable, "-c", held, str(files)]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            counted = open_files(process.pid)
+            process.communicate()
+        return counted
+
+    assert count(7) - count(0) == 7
 
 
 def test_the_loads_of_the_append_path_are_loads() -> None:
