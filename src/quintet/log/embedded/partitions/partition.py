@@ -52,7 +52,7 @@ class FilePartition(SyncedPartition):
     """See log.base.Partition for what each public method promises."""
 
     __slots__ = (
-        "_chunks", "_end", "_extending", "_failure", "_inline", "_last_time", "_on_idle", "_packable", "_pending", "_plan",
+        "_chunks", "_end", "_extending", "_failure", "_growing", "_inline", "_last_time", "_on_idle", "_packable", "_pending", "_plan",
         "_plan_end", "_probed", "_strict", "_used", "spec", "working",
     )  # fmt: skip
 
@@ -77,6 +77,7 @@ class FilePartition(SyncedPartition):
         self._chunks: list[Chunk] = _NO_CHUNKS
         self._failure: StorageError | ShuttingDown | None = None
         self._extending = False  # zeros are written ahead of the writer
+        self._growing = False  # a write is under way that may go past what is prepared, and prepares more
         self.working = False  # retention or compaction is under way
         # Most partitions do nothing: no list until it is needed.
         self._on_idle: list[Callable[[], None]] | tuple[()] = ()
@@ -254,6 +255,7 @@ class FilePartition(SyncedPartition):
         if write is not None:
             self._shared.scheduler.write(write, partial(self._written_and_synced, chunks))
             return
+        self._growing = True
         header = Header(0, self.topic_id, self.number, 0, self._last_time, self.spec.name)
         limit = 0 if self._inline else self.spec.segment_bytes
         work = partial(self._open_writer().write, chunks, last, header, not self._inline, limit)
@@ -269,6 +271,7 @@ class FilePartition(SyncedPartition):
 
     def _direct_done(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
         self._shared.committer.flights -= 1
+        self._growing = False
         self._written(chunks, outcome)
 
     def _written(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
@@ -397,9 +400,15 @@ class FilePartition(SyncedPartition):
                 shared.upkeep.sync_soon(self)
 
     def _extend(self) -> None:
-        """Zero-fill ahead of the writer before it gets there."""
+        """Zero-fill ahead of the writer before it gets there. Not beside one that is past it: zeros would be written over its records."""
         segment = self.segments[-1]
-        if self._extending or self._failure is not None or segment.handle < 0 or self._plan is not segment:
+        if (
+            self._extending
+            or self._growing
+            or self._failure is not None
+            or segment.handle < 0
+            or self._plan is not segment
+        ):
             return
         if segment.packed:
             return
