@@ -41,6 +41,7 @@ mod quic_tls;
 mod records;
 mod records_py;
 mod scatter;
+mod segment_py;
 mod tails;
 mod ws_py;
 
@@ -564,6 +565,8 @@ mod _native {
     use super::records_py::{
         headers_pack, headers_unpack, records_deliver, records_pack, records_received, records_split,
     };
+    #[pymodule_export]
+    use super::segment_py::segment_head;
     #[pymodule_export]
     use super::tails::{Routes, Tails};
     #[pymodule_export]

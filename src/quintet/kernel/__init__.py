@@ -61,6 +61,7 @@ records_split = _chosen.records_split
 records_pack = _chosen.records_pack
 records_deliver = _chosen.records_deliver
 records_received = _chosen.records_received
+segment_head = _chosen.segment_head
 ws_split = _chosen.ws_split
 felix_split = _chosen.felix_split
 felix_batch = _chosen.felix_batch

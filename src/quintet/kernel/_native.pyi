@@ -78,6 +78,13 @@ def check(data: Buffer, start: int, seed: int) -> int:
     """Length of the sound batch at `start`, or why there is none: 0 zeros (magic is 0), -1 cut short (the buffer ends
     before the batch does), -2 bad magic or header field, -3 checksum, -4 columns do not add up."""
 
+def segment_head(
+    data: Buffer, start: int, stop: int, end: int, topic_id: int, partition: int, name: bytes
+) -> tuple[int, int, int, int, bytes] | None:
+    """(seed, created, kind of chain, key id, last link) of the segment in data[start:stop] if all is as it should be: a header
+    that checks out, of this topic and partition, from offset 0, and zeros from `end` on (counted from start). None if anything is
+    not, or if `end` is not in it. The link is that of the last batch, empty without a chain."""
+
 def walk(
     data: Buffer, start: int, stop: int, seed: int, verify: bool
 ) -> tuple[list[tuple[int, int, int, int, int]], int, int]:

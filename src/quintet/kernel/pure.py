@@ -41,6 +41,7 @@ from quintet.kernel.pure_records import (
     records_received,
     records_split,
 )
+from quintet.kernel.pure_segment import segment_head
 from quintet.kernel.pure_tails import Routes, Tails, blip_append, fast_append, fly_append
 from quintet.kernel.pure_ws import ws_split
 
@@ -95,6 +96,7 @@ __all__ = [
     "rows",
     "scatter",
     "seal",
+    "segment_head",
     "select",
     "walk",
     "ws_split",

@@ -17,6 +17,7 @@ from quintet.log import anchors
 from quintet.log.anchors import ALL_PARTITIONS, OLD_SUFFIX, Anchored, Gone, Heads
 from quintet.log.chain import key_name
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.links import ChainHead
 from quintet.log.embedded.partitions.roles import AnchoredPartition, place_number, place_of
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
@@ -80,6 +81,11 @@ class Anchoring:
         known = self._heads.get(place_number(topic_id, partition))
         return int.from_bytes(known[:OFFSET_BYTES], "little") if known is not None else 0
 
+    def has(self, topic_id: int, partition: int, head: ChainHead) -> bool:
+        """Is this very head the last one that was anchored?"""
+        known = self._heads.get(place_number(topic_id, partition))
+        return known == head.next_offset.to_bytes(OFFSET_BYTES, "little") + head.link
+
     @property
     def topic_ids(self) -> set[int]:
         """Numbers that were given, as far as an anchor says so."""
@@ -119,10 +125,10 @@ class Anchoring:
         while moved and len(heads) < HEADS_AT_ONCE_MAX:
             partition = moved.pop()
             place = (partition.topic_id, partition.number)
-            next_offset, link = partition.links.durable
-            known = self._heads.get(place_number(*place))
-            if next_offset == 0 or known == next_offset.to_bytes(OFFSET_BYTES, "little") + link:
+            head = next_offset, link = partition.links.durable
+            if next_offset == 0 or self.has(*place, head):
                 continue
+            known = self._heads.get(place_number(*place))
             if known is not None and next_offset <= self.known_end(*place):
                 self._accuse(place, self.known_end(*place), next_offset)
                 continue

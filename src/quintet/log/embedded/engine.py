@@ -133,7 +133,7 @@ class EmbeddedLog:
                 disk.mkdir(directory)
                 disk.fsync_dir(os.path.dirname(directory) or ".")
             names = disk.listdir(directory)
-            empty = {name for name in ("topics", PACKS_FOLDER) if not disk.listdir(f"{directory}/{name}")}
+            empty = {name for name in ("topics", PACKS_FOLDER) if not disk.below.listdir(f"{directory}/{name}")}
             if "format" not in names and set(names) - LEFT_OVER - empty:
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
             written = self._check_format(disk.read_file(f"{directory}/format"))
@@ -351,11 +351,11 @@ class EmbeddedLog:
             if spec.id > self._found_last and mark is None and not floor:
                 found = Opened(packable=True)
             elif spec.id not in self._folders:
-                found = recovery.open_packed(self._disk, directory, mark, owner, floor)
+                found = recovery.open_packed(self._disk, self._directory, directory, mark, owner, floor)
             opened = found or recovery.open_partition(
                 self._disk, directory, mark, owner, durable=self._durable, strict=strict, floor=floor
             )
-            opened.packable = self._is_packable(spec) and opened.packable
+            opened.packable = opened.packable and self._is_packable(spec)
             if opened.segments and not opened.segments[-1].named:
                 if (
                     not self._durable and not opened.segments[-1].packed
@@ -372,12 +372,14 @@ class EmbeddedLog:
         for torn in opened.torn:
             self._shared.stats["torn_tails"] += 1
             self._report("torn_tail", torn)
-        self._quarantine(opened.damages)
+        if opened.damages:
+            self._quarantine(opened.damages)
         if opened.segments and opened.segments[-1].chain.kind == KEYED and not self._shared.chain.key:
             hint = "give [audit] key_file again: from here on anybody can continue the chain, and a verifier says so"
             self._report("chain_key_missing", {"directory": directory, "hint": hint})
-        if partition.links.durable.next_offset:
-            self._shared.heads_moved.add(partition)  # perhaps it was not anchored any more
+        head = partition.links.durable
+        if head.next_offset and not (self._anchors is not None and self._anchors.has(spec.id, number, head)):
+            self._shared.heads_moved.add(partition)
         return partition
 
     def _is_packable(self, spec: TopicSpec) -> bool:
@@ -470,7 +472,7 @@ class EmbeddedLog:
     def last_topic_id(self) -> int:
         marked = (topic_id for topic_id, _ in self._checkpoint.marks)
         anchored: Iterable[int] = self._anchors.topic_ids if self._anchors is not None else ()
-        return max(*self.topic_ids(), *marked, *anchored, self._last_topic_id, 0)
+        return max(*marked, *anchored, self._found_last, self._last_topic_id)
 
     @property
     def unsynced_bytes(self) -> int:

@@ -108,6 +108,7 @@ class PackDisk:
         self._packs: list[_Pack] = []
         self._numbers: dict[str, int] = {}
         self._partitions_of: dict[int, list[int]] = {}
+        self._last_read = "", b""  # a pack, while all its segments are opened one by one
         self._open: dict[int, None] = {}  # numbers of packs that are open, the longest first
         self._lock = threading.Lock()
 
@@ -148,6 +149,16 @@ class PackDisk:
             return self.pread(self._handle(pack_of(root, topic_id, partition)), PACKED_BYTES, 0)
         except FileNotFoundError:
             return b""
+
+    def pack_with(self, root: str, topic_id: int, partition: int) -> tuple[bytes, int]:
+        """The whole pack that this segment would be in, and where it begins there. A start asks for one after the other."""
+        place = pack_of(root, topic_id, partition)
+        if self._last_read[0] != place.pack:
+            try:
+                self._last_read = place.pack, self._disk.read_file(place.pack) or b""
+            except OSError:  # perhaps it is another segment that cannot be read
+                return self.read_packed(root, topic_id, partition), 0
+        return self._last_read[1], place.position
 
     def topic_ids(self, root: str) -> list[int]:
         """Numbers of the topics that have a packed segment, rising."""
@@ -243,6 +254,7 @@ class PackDisk:
     def close_packs(self) -> None:
         """Close those that are not in use: about every second, and at the end."""
         with self._lock:
+            self._last_read = "", b""
             self._close_unused()
 
     def _close_unused(self) -> None:
@@ -377,6 +389,7 @@ class PackDisk:
             return
         assert position + sum(map(len, buffers)) <= PACKED_BYTES  # type: ignore[arg-type]
         pack, start = self._use(handle)
+        self._last_read = "", b""
         try:
             self._disk.pwritev(pack.handle, buffers, start + position)
         finally:

@@ -9,6 +9,7 @@ that is written one batch at a time (`strict`, ADR 15) a tail is torn only if so
 import itertools
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from quintet import kernel
 from quintet.log.base import TopicFiles
@@ -37,8 +38,7 @@ from quintet.model.batch import BATCH_MAGIC, LINK_BYTES, RecordBatch
 from quintet.model.errors import DataDirError
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Everything below `position` of the segment, and all segments before it, was fsynced."""
 
     segment: int
@@ -135,10 +135,26 @@ def open_partition(
     return opened
 
 
-def open_packed(disk: PackDisk, directory: str, mark: Mark | None, owner: Owner, floor: int) -> Opened | None:
+def open_packed(
+    disk: PackDisk, root: str, directory: str, mark: Mark | None, owner: Owner, floor: int
+) -> Opened | None:
     """As open_partition, for one that has no directory, so that at most there is a packed segment, and if all that was
     written to the packs is durable. None if anything in it is unusual."""
-    data = disk.read_packed(directory.rsplit("/", 3)[0], owner.topic_id, owner.partition)
+    pack, start = disk.pack_with(root, owner.topic_id, owner.partition)
+    stop = min(start + PACKED_BYTES, len(pack))
+    if mark is not None and not mark.segment and mark.next_offset >= floor and start < stop:
+        raw = owner.name.encode()
+        found = kernel.segment_head(pack, start, stop, mark.position, owner.topic_id, owner.partition, raw)
+        if found is not None:  # as it was left: so are nearly all
+            seed, created, kind, key_id, link = found
+            segment = _packed(directory, seed, _same_kind(kind, key_id), created)
+            segment.end, segment.next_offset = mark.position, mark.next_offset
+            return Opened([segment], mark.next_offset, link=link, sound_end=mark.position)
+    return _open_unusual(pack[start:stop], directory, mark, owner, floor)
+
+
+def _open_unusual(data: bytes, directory: str, mark: Mark | None, owner: Owner, floor: int) -> Opened | None:
+    """data: the room of a packed segment that has more than its mark says, or less."""
     if is_blank(data):
         return Opened(packable=True) if mark is None and not floor else None
     try:
@@ -147,10 +163,7 @@ def open_packed(disk: PackDisk, directory: str, mark: Mark | None, owner: Owner,
         return None
     if header is None or header.base or misplaced(header, owner):
         return None
-    segment = Segment(directory, 0, header.seed, opened=True)
-    segment.created = segment.named = segment.packed = True
-    segment.chain, segment.begun = _kind_of(header.chain), header.created
-    segment.allocated = PACKED_BYTES
+    segment = _packed(directory, header.seed, _same_kind(header.chain.kind, header.chain.key_id), header.created)
     end, next_offset = HEADER_BYTES, 0
     if mark is not None:
         end, next_offset = mark.position, mark.next_offset
@@ -173,12 +186,17 @@ def open_packed(disk: PackDisk, directory: str, mark: Mark | None, owner: Owner,
 
 @lru_cache(maxsize=16)
 def _same_kind(kind: int, key_id: int) -> ChainStart:
+    """One object for all segments of a kind."""
     return ChainStart(kind, key_id)
 
 
-def _kind_of(chain: ChainStart) -> ChainStart:
-    """Without the link before the first batch, which only the header needs: one object for all segments of a kind."""
-    return _same_kind(chain.kind, chain.key_id)
+def _packed(directory: str, seed: int, chain: ChainStart, created: int) -> Segment:
+    """chain: without the link before the first batch, which only the header needs."""
+    segment = Segment(directory, 0, seed, opened=True)
+    segment.created = segment.named = segment.packed = True
+    segment.chain, segment.begun = chain, created
+    segment.allocated = PACKED_BYTES
+    return segment
 
 
 def _last_link(disk: Disk, segment: Segment, end: int) -> bytes:
