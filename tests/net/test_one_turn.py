@@ -1,14 +1,15 @@
-"""What needs no disk is answered by the callback of the read that asked, with one write, at every TCP door.
+"""What needs no disk is answered by the callback of the read that asked, and a turn writes to a connection once, at every door.
 
 A whole broker runs in this process. Its connections get a transport that counts writes, and one call of `buffer_updated` must
-bring the whole answer about: no other pass of the loop, no second write. QUIC does it by `QuicListener._take`
-(tests/net/test_felix_wiring.py).
+bring the whole answer about: no other pass of the loop, no second write. Answers that wait for the disk may come in several
+turns, with one write in each. Of QUIC the calls of `send` for a stream are counted.
 """
 
 import asyncio
 import gc
 import math
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,26 @@ from typing import Any
 import pytest
 from bench.dialogues import DIALOGUES, Dialogue, blipmq_dialogue
 
+import quintet
+from bench import peerbus
 from quintet import server as server_module
-from quintet.bench import blipmq
+from quintet.bench import blipmq, fast, flymq
+from quintet.client.bus import Bus
 from quintet.config import Settings
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.net import turns as turns_module
+from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener
+from quintet.net.quic.streams import Writer
 from quintet.net.turns import LONE_READS, Turns
 from quintet.protocols import doors
 from quintet.server import Server
 
 WAIT_S = 60.0
 ROUNDS = 2 * LONE_READS + 3  # more than are answered before a pass is counted again
+MANY = 8  # requests in one read, each to another topic where the door lets a client choose
+WHOAMI = 0x72  # of FlyMQ: a request that waits until those before it are answered
 
 
 class Socket(asyncio.Transport):
@@ -37,9 +45,12 @@ class Socket(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.writes: list[bytes] = []
+        self.turns: list[int] = []  # the turn of each
+        self.turn: Callable[[], int] = int
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
+        self.turns.append(self.turn())
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -74,6 +85,7 @@ class Peer:
         self._socket = Socket()
         self._connection = Connection(listener)
         self._connection.connection_made(self._socket)
+        self._socket.turn = lambda: listener.turns.begun
         self._round = 0
 
     async def open(self, dialogue: Dialogue) -> None:
@@ -98,6 +110,16 @@ class Peer:
         self._connection.get_buffer(-1)[: len(data)] = data
         self._connection.buffer_updated(len(data))
         return self._socket.writes
+
+    async def read_all(self, data: bytes, answers: int, count: Callable[[bytes], int]) -> list[int]:
+        """How many writes each turn made until all answers had come."""
+        self._socket.turns.clear()
+        self.read(data)
+        async with asyncio.timeout(WAIT_S):
+            while count(self._socket.said) < answers:
+                await asyncio.sleep(0.001)
+        assert count(self._socket.said) == answers
+        return list(Counter(self._socket.turns).values())
 
     def close(self) -> None:
         self._connection.connection_lost(None)
@@ -192,3 +214,95 @@ async def test_connections_that_are_read_together_share_the_end_of_their_turn(
             await asyncio.sleep(0)
         for peer in peers:
             peer.close()
+
+
+def many_requests(door: str, peer: Peer, dialogue: Dialogue) -> tuple[bytes, int, Callable[[bytes], int]]:
+    """A read with requests to MANY topics, how many answers it gets, and what counts them."""
+    names, value = [f"many{number}" for number in range(MANY)], b"v" * 100
+    if door == "blipmq":
+        blip = blipmq.BlipmqWire()
+        return (
+            b"".join(blip.encode(name, value, 1, 1) + blip.barrier(1) for name in names),
+            MANY,
+            lambda data: len(blipmq.split(data)),
+        )
+    if door == "flymq":
+        fly = flymq.FlymqWire()
+        asks = flymq.frame(WHOAMI)
+        data = (
+            b"".join(fly.encode(name, value, 1, 1) for name in names) + asks + fly.encode(names[0], value, 1, 1) + asks
+        )
+        return data, MANY + 3, lambda data: len(flymq.split(data)[0])
+    if door == "fast":
+        wire = fast.FastWire(topics=tuple(names), flags=1)
+        data = b"".join(wire.create(name) + wire.encode(name, value, 1, 1) for name in names)
+        return data, 2 * MANY, lambda data: len(data) // fast.ANSWER.size
+    return b"".join(peer.request(dialogue) for _ in names), MANY, lambda data: len(peerbus.split(data)[0])
+
+
+async def writes_of(server: Server, door: str) -> list[int]:
+    """How many writes each turn made that answered a part of one read with many requests, all topics being there."""
+    dialogue = DIALOGUES[door](2)
+    peer = Peer(tcp(server, door))
+    await peer.open(dialogue)
+    for _ in range(2):
+        made = await peer.read_all(*many_requests(door, peer, dialogue))
+    peer.close()
+    return made
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+async def test_a_turn_writes_once_however_many_requests_it_answers(
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker(tmp_path, durability, monkeypatch) as server:
+        for door in DIALOGUES:
+            made = await writes_of(server, door)
+            assert set(made) == {1}, door
+            assert durability == "fsync" or made == [1], door
+
+
+async def test_answers_that_are_not_gathered_are_many_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: each answer that the disk lets go is written by itself."""
+    async with broker(tmp_path, "fsync", monkeypatch) as server:
+        monkeypatch.setattr(Turns, "owe", lambda self, debtor: False)
+        for door in ("blipmq", "flymq", "fast"):  # a peer's own mailbox is one topic, and one push
+            async with asyncio.timeout(WAIT_S):
+                while max(await writes_of(server, door)) == 1:  # the disk let each go in a turn of its own
+                    pass
+
+
+class CountingEndpoint:
+    """An endpoint of QUIC that counts what is sent, by turn and stream."""
+
+    def __init__(self, endpoint: Any, turn: Callable[[], int]) -> None:
+        self.sent: Counter[tuple[int, int, int]] = Counter()
+        self._endpoint, self._turn = endpoint, turn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+    def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int:
+        self.sent[self._turn(), connection, stream] += 1
+        queued: int = self._endpoint.send(connection, stream, data, end)
+        return queued
+
+
+async def test_a_turn_sends_once_on_each_stream_of_quic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker(tmp_path, "fsync", monkeypatch) as server:
+        listener: Any = server.listeners["felix"]
+        listener.endpoint = counting = CountingEndpoint(listener.endpoint, lambda: server.turns.begun)
+        url = f"felix://:dev-key@{listener.address}?ca={tmp_path / 'tls' / CERTIFICATE_NAME}"
+        async with asyncio.timeout(WAIT_S), quintet.connect(url) as bus:
+            for _ in range(2):
+                await publish_many(bus)
+            assert counting.sent and set(counting.sent.values()) == {1}
+            # Control: what is not gathered until the turn ends is sent more than once.
+            push = Writer.push
+            monkeypatch.setattr(Writer, "push", lambda writer, data: (push(writer, data), writer.flush()))
+            while max(counting.sent.values()) == 1:
+                await publish_many(bus)
+
+
+async def publish_many(bus: Bus) -> None:
+    await asyncio.gather(*(bus.publish(f"t/n/many{number % MANY}", b"v") for number in range(4 * MANY)))

@@ -1,7 +1,7 @@
 """Connects a TCP socket with its session: reads for it, calls it, writes its output. The only caller of a session.
 
-    socket -> buffer_updated -> session.receive -> (broker) ... -> session.take_output -> transport.writelines
-    delivery / broker -> records, appended, completed -> session.on_* -> session.take_output -> transport.writelines
+    socket -> buffer_updated -> session.receive -> (broker) ... -> session.take_output -> transport.write
+    delivery / broker -> records, appended, completed -> session.on_* -> (end of the turn) send -> session.take_output -> transport.write
 
 All connections of a listener share one read buffer: what a session does not consume is copied out before the next
 read. Only a frame larger than that buffer gets one of its own, which takes memory only for the bytes that really arrive. It
@@ -9,6 +9,8 @@ is never copied and never used again, so the session may keep views of the frame
 
 A session takes frames until the turn of the loop is over (net/turns.py, ADR 13); what it leaves is offered again in a later
 turn, and until then nothing is read. Deliveries stop in the same way: when the turn is over there is no room.
+A turn writes once to a connection, behind all that the turn brought for it (`Turns.owe`), except for large output: what is above
+GATHERED_BYTES_MAX goes at once, and so does what a claim was made for.
 An exception that a session raises while it receives ends its connection, and no other.
 """
 
@@ -37,6 +39,7 @@ from quintet.protocols.base import Session
 HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is pending, to notice a peer that disconnects
 LARGE_SPARE_BYTES = limits.MIB  # of such a buffer when it is made; then it doubles
 JOINED_BYTES_MAX = limits.MIB  # of output in pieces: before Python 3.12 asyncio joins them, one more copy
+GATHERED_BYTES_MAX = 64 * limits.KIB  # pushed in one turn: above this it is written before the turn ends
 
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
@@ -77,6 +80,16 @@ def queued_bytes(of: socket.socket | None) -> int:
         return 0
 
 
+def _write_pieces(transport: asyncio.Transport, pieces: list[bytes], size: int) -> None:
+    if size <= GATHERED_BYTES_MAX:
+        transport.write(b"".join(pieces))
+    elif size <= JOINED_BYTES_MAX:
+        transport.writelines(pieces)
+    else:
+        for piece in pieces:
+            transport.write(piece)
+
+
 class Owner(Protocol):
     """What a connection needs of its listener (listener.Listener): shared buffers, counters, and whom to tell."""
 
@@ -111,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_queued", "_receiving",
+        "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_out", "_out_bytes", "_owed", "_queued", "_receiving",
         "_rest", "_session", "_transport", "_turns", "_waking", "bytes_in", "bytes_out", "id", "meter", "peer",
     )  # fmt: skip
 
@@ -129,6 +142,9 @@ class Connection(asyncio.BufferedProtocol):
         self._failures = 0
         self._opened_at = listener.monotonic()
         self._lost = False
+        self._out: list[bytes] = []  # taken from the session in this turn and not written yet
+        self._out_bytes = 0
+        self._owed = False  # the end of this turn sends
         self._asked_at = 0.0  # when a request was read that is measured; 0: none is
         self._claimed = False  # bytes of the output budget are held for an answer that is being made
         self._receiving = False
@@ -221,16 +237,19 @@ class Connection(asyncio.BufferedProtocol):
         if gathers:
             self._turns.settle()
         self._receiving = False
-        if not self._lost:
-            try:
-                self._drain()
-                if session.auth_failures != self._failures:
-                    self._count_failures()
-                if self._asked_at:
-                    self._measure()
-            except Exception as fault:
-                self.fault("receive", fault)
+        if not self._lost and not ((left or self._owed) and self._gathers_more()):
+            self._send("receive")
         return left
+
+    def _gathers_more(self) -> bool:
+        """The end of this turn sends, because what the session left may be taken in it, too. Not if there is much already."""
+        if self._claimed or self._session.closing is not None or not self._owe():
+            return False
+        try:
+            self._take(False)
+        except Exception as fault:
+            self.fault("receive", fault)
+        return self._out_bytes <= GATHERED_BYTES_MAX
 
     def _measure(self) -> None:
         self._asked_at = self._turns.latencies.measure(self._listener.name, self._session, self._asked_at)
@@ -395,6 +414,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._flow.parked = None
+        self._out = []
         try:
             self._session.closed()
         except Exception as fault:
@@ -475,25 +495,37 @@ class Connection(asyncio.BufferedProtocol):
                 self.fault("completed", fault)
 
     def _answered(self) -> None:
-        if not self._receiving:  # otherwise the read in progress sends it together with its other output
-            self._drain()
-            if (
-                self._session.auth_failures != self._failures
-            ):  # a password is judged in a thread, and the peer may hang up now
-                self._count_failures()
-            if self._asked_at:
-                self._measure()
-            if self._flow.held:
-                self._let_go()
+        if self._receiving:
+            return  # the read in progress sends it together with its other output
+        if self.meter is not None:
+            self._take(False)  # now: what is pushed later in this turn is charged otherwise
+        if self._claimed or not self._owe():
+            self._send("answer")
+        if self._flow.held:
+            self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         self._fresh = False
         if not self._lost:
             try:
                 self._session.on_records(subscription, partition, batch, first, last)
-                self._drain(True)
+                self._take(True)
+                if self._out_bytes > GATHERED_BYTES_MAX or self._claimed or not (self._receiving or self._owe()):
+                    self._send("records")
             except Exception as fault:
                 self.fault("records", fault)
+
+    def _owe(self) -> bool:
+        """The end of this turn sends. False: no turn is under way."""
+        if not self._owed:
+            self._owed = self._turns.owe(self)
+        return self._owed
+
+    def send(self) -> None:
+        """The turn ends."""
+        self._owed = False
+        if not self._lost:
+            self._send("answer")
 
     def fault(self, where: str, error: Exception) -> None:
         """An exception in its session ends this connection and no other: the caller continues with the next one."""
@@ -522,11 +554,8 @@ class Connection(asyncio.BufferedProtocol):
     def evict(self, reason: str) -> None:
         if self._lost:
             return
-        try:
-            self._session.closing = self._session.closing or reason
-            self._drain()
-        except Exception as fault:
-            self.fault("evict", fault)
+        self._session.closing = self._session.closing or reason
+        self._send("evict")
 
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
@@ -545,39 +574,58 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- to the socket ---------------------------------------------------------------------------------------------
 
-    def _drain(self, pushed: bool = False) -> None:
-        self._turns.last = self
-        session, transport, flow = self._session, self._transport, self._flow
-        output = session.take_output()
-        if transport is None:
-            return
+    def _take(self, pushed: bool) -> None:
+        """Take over what the session has made, to be written later in this turn."""
+        output = self._session.take_output()
         if output:
             size = len(output[0]) if len(output) == 1 else sum(map(len, output))
-            if flow.watched:
-                flow.added(size)
-            if len(output) == 1:
-                transport.write(output[0])
-            elif size <= JOINED_BYTES_MAX:
-                transport.writelines(output)
-            else:
-                for piece in output:
-                    transport.write(piece)
-            self.bytes_out += size
+            self._out = self._out + output if self._out else output
+            self._out_bytes += size
             if self.meter is not None:
                 self._charge(self.meter, size, pushed)
-            if self._claimed and getattr(session, "making", False):
-                pass  # these are other answers: the one that was claimed for is not among them
-            elif self._claimed or flow.watched:
-                self._claimed = False
-                self._listener.output.answered(self, self._unsent())
-            if flow.watched and flow.choke(transport.get_write_buffer_size()):
-                self._pause_or_read()
-        if session.closing is not None and not transport.is_closing():
-            if session.closing:  # empty: the peer closed, so there is nothing to report
-                self._listener.closing(self, session.closing)
-            transport.close()
-            if transport.get_write_buffer_size():
-                self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever
+
+    def _send(self, where: str) -> None:
+        """Write what was made, close if that was the last, then see whether it answered the last request."""
+        try:
+            self._turns.last = self
+            session, transport, flow = self._session, self._transport, self._flow
+            if self._out or self.meter is not None:
+                self._take(False)
+                output, size = self._out, self._out_bytes
+                self._out, self._out_bytes = [], 0
+            else:
+                output = session.take_output()
+                size = len(output[0]) if len(output) == 1 else sum(map(len, output))
+            if output and transport is not None:
+                self.bytes_out += size
+                if flow.watched:
+                    flow.added(size)
+                if len(output) == 1:
+                    transport.write(output[0])
+                else:
+                    _write_pieces(transport, output, size)
+                if self._claimed and getattr(session, "making", False):
+                    pass  # these are other answers: the one that was claimed for is not among them
+                elif self._claimed or flow.watched:
+                    self._claimed = False
+                    self._listener.output.answered(self, self._unsent())
+                if flow.watched and flow.choke(transport.get_write_buffer_size()):
+                    self._pause_or_read()
+            if session.closing is not None and transport is not None and not transport.is_closing():
+                self._close(transport, session.closing)
+            if session.auth_failures != self._failures:  # perhaps late: a password is judged in a thread
+                self._count_failures()
+            if self._asked_at:
+                self._measure()
+        except Exception as fault:
+            self.fault(where, fault)
+
+    def _close(self, transport: asyncio.Transport, reason: str) -> None:
+        if reason:  # empty: the peer closed, so there is nothing to report
+            self._listener.closing(self, reason)
+        transport.close()
+        if transport.get_write_buffer_size():
+            self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever
 
     def _unsent(self) -> int:
         """What its peer has not taken, if that is more than the socket's own mark."""
@@ -598,7 +646,7 @@ class Connection(asyncio.BufferedProtocol):
             deadline = self._session.deadline()
             if deadline is not None and monotonic >= deadline:
                 self._session.tick(monotonic)
-                self._drain()
+                self._send("tick")
         except Exception as fault:
             self.fault("tick", fault)
         if not self._flow.watched or self._transport is None:

@@ -10,6 +10,8 @@ judged by elapsed time, because its clock costs a tenth of that of processor tim
 which harms nobody. The histogram has processor time. Short turns are not worth its clock: below SHORT_S the elapsed time,
 which is never less, puts a turn into the same first bucket.
 
+Whom a turn has made output for is told once, when it ends (`owe`): many answers to one connection are one write.
+
 A connection that is read alone gathers: what its requests want soon (append, seal, reply) is done before its callback returns.
 Connections that are read in the same pass of the loop share one end of turn: one batch, one write, one sync for all of them.
 Which of the two it is follows from the last pass that was counted (`_count_reads`).
@@ -46,12 +48,18 @@ class Told(Protocol):
         """`door`, `operation`, `peer` and `who`, as far as they are known."""
 
 
+class Debtor(Protocol):
+    """Who has something to send at the end of a turn."""
+
+    def send(self) -> None: ...
+
+
 class Turns:
     """One for all parts that share a loop. Belongs to the loop thread."""
 
     __slots__ = (
         "_began", "_calls", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
-        "_marked_at", "_queue", "_report", "_running", "_settling", "begun", "connection_ids", "counts", "last", "latencies", "reads", "seconds", "worst",
+        "_marked_at", "_owing", "_queue", "_report", "_running", "_settling", "begun", "connection_ids", "counts", "last", "latencies", "reads", "seconds", "worst",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
@@ -64,6 +72,7 @@ class Turns:
         self._gathering = False  # a callback runs that will run them itself
         self._settling = False  # they run
         self._running: object = None  # the one that ran last
+        self._owing: list[Debtor] = []  # who sends when this turn ends
         self.reads = 0  # of TCP connections
         self._lone = LONE_READS
         self._counting = False  # the reads of this pass
@@ -104,6 +113,8 @@ class Turns:
 
     def end(self, call: object) -> None:
         """The callback whose `begin` said True ends; `call` is what it was."""
+        if self._owing:
+            self._send_all()
         last, self.last = self.last, None
         took = perf_counter() - self._began
         self._began, self._ends = 0.0, math.inf
@@ -120,6 +131,20 @@ class Turns:
             for told in (last, getattr(call, "__self__", None)):
                 facts |= getattr(told, "turn_facts", dict)()
             self._report("slow_turn", {**facts, "milliseconds": round(took * 1000)})
+
+    def owe(self, debtor: Debtor) -> bool:
+        """Call `send` once when this turn ends. False: no turn is under way, so send now."""
+        if not self._began:
+            return False
+        self._owing.append(debtor)
+        return True
+
+    def _send_all(self) -> None:
+        """Room that is given back may bring more to send."""
+        while self._owing:
+            owing, self._owing = self._owing, []
+            for debtor in owing:
+                debtor.send()
 
     def run(self, call: Callable[..., None], *arguments: object) -> None:
         """One callback of the loop."""
