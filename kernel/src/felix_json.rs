@@ -253,88 +253,166 @@ fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
     if place.replace(text).is_some() { None } else { Some(()) }
 }
 
-/// The cache_get in a payload, or None if it is not a plain one.
-pub fn parse_get(d: &[u8]) -> Option<Get<'_>> {
-    let mut cursor = Cursor { d, at: 0, escapes: 0 };
-    cursor.pass(b'{')?;
-    let mut scope: [Option<&[u8]>; 3] = [None; 3];
-    let (mut kind, mut key, mut request_id) = (None, None, None);
-    loop {
-        let name = cursor.plain()?;
-        cursor.pass(b':')?;
-        match name {
-            b"type" => once(&mut kind, cursor.plain()?)?,
-            b"key" => once(&mut key, cursor.plain()?)?,
-            b"tenant_id" => once(&mut scope[0], cursor.plain()?)?,
-            b"namespace" => once(&mut scope[1], cursor.plain()?)?,
-            b"cache" => once(&mut scope[2], cursor.plain()?)?,
-            b"request_id" if cursor.blank()? == b'"' => {
-                let start = cursor.at;
-                cursor.plain()?;
-                once(&mut request_id, &d[start..cursor.at])?;
-            }
-            b"request_id" => once(&mut request_id, cursor.whole()?)?,
-            _ => return None,
-        }
-        match cursor.blank()? {
-            b',' => cursor.at += 1,
-            b'}' => break,
-            _ => return None,
-        }
-    }
-    cursor.at += 1;
-    if cursor.blank().is_some() || kind != Some(b"cache_get") {
-        return None;
-    }
-    let scope = match scope {
-        [None, None, None] => None,
-        [Some(tenant), Some(namespace), Some(cache)] => Some([tenant, namespace, cache]),
-        _ => return None,
-    };
-    Some(Get { scope, key: key?, request_id })
+/// What the gets of a run begin with, up to the key: most clients write them alike, so the next one is compared with it.
+#[derive(Default)]
+pub struct Run<'a> {
+    front: &'a [u8],
+    scope: Scope<'a>,
 }
 
-/// Appends the frame that answers a get, unless it would have over frame_bytes_max; whether it did.
-pub fn answer(out: &mut Vec<u8>, got: &Get, hit: Option<(&[u8], Option<u64>)>, frame_bytes_max: usize) -> bool {
-    let start = out.len();
-    out.extend([0; HEADER_BYTES]);
-    out.extend(b"{\"type\":\"cache_value\"");
-    for (name, text) in SCOPE_NAMES.iter().zip(got.scope.iter().flatten()) {
-        out.extend(b",\"");
-        out.extend(*name);
-        out.extend(b"\":\"");
-        out.extend(*text);
-        out.push(b'"');
+impl<'a> Run<'a> {
+    /// The cache_get in a payload, or None if it is not a plain one.
+    pub fn parse(&mut self, d: &'a [u8]) -> Option<Get<'a>> {
+        if !self.front.is_empty() && d.starts_with(self.front) {
+            let mut cursor = Cursor { d, at: self.front.len() - 1, escapes: 0 };
+            if let Some((key, request_id)) = rest_of(&mut cursor) {
+                return Some(Get { scope: self.scope, key, request_id });
+            }
+        }
+        self.parse_all(d)
     }
-    out.extend(b",\"key\":\"");
-    out.extend(got.key);
-    out.extend(b"\",\"value\":");
-    match hit {
-        None => out.extend(b"null"),
-        Some((value, _)) => {
-            out.push(b'"');
-            let at = out.len();
-            out.resize(at + base64_size(value.len()), 0);
-            put_base64(&mut out[at..], value);
-            out.push(b'"');
+
+    fn parse_all(&mut self, d: &'a [u8]) -> Option<Get<'a>> {
+        let mut cursor = Cursor { d, at: 0, escapes: 0 };
+        cursor.pass(b'{')?;
+        let mut scope: [Option<&[u8]>; 3] = [None; 3];
+        let (mut kind, mut key, mut request_id) = (None, None, None);
+        let (mut front, mut named) = (0, 0);
+        loop {
+            let name = cursor.plain()?;
+            cursor.pass(b':')?;
+            match name {
+                b"type" => once(&mut kind, cursor.plain()?)?,
+                b"key" => {
+                    once(&mut key, cursor.plain()?)?;
+                    named = scope.iter().flatten().count();
+                    if kind.is_some() && request_id.is_none() {
+                        front = cursor.at - key.map_or(0, <[u8]>::len) - 1;
+                    }
+                }
+                b"tenant_id" => once(&mut scope[0], cursor.plain()?)?,
+                b"namespace" => once(&mut scope[1], cursor.plain()?)?,
+                b"cache" => once(&mut scope[2], cursor.plain()?)?,
+                b"request_id" if cursor.blank()? == b'"' => {
+                    let start = cursor.at;
+                    cursor.plain()?;
+                    once(&mut request_id, &d[start..cursor.at])?;
+                }
+                b"request_id" => once(&mut request_id, cursor.whole()?)?,
+                _ => return None,
+            }
+            match cursor.blank()? {
+                b',' => cursor.at += 1,
+                b'}' => break,
+                _ => return None,
+            }
+        }
+        cursor.at += 1;
+        if cursor.blank().is_some() || kind != Some(b"cache_get") {
+            return None;
+        }
+        // All that decides about the cache stands before the key.
+        let is_alike = front > 0 && named == scope.iter().flatten().count();
+        let scope = match scope {
+            [None, None, None] => None,
+            [Some(tenant), Some(namespace), Some(cache)] => Some([tenant, namespace, cache]),
+            _ => return None,
+        };
+        if is_alike {
+            (self.front, self.scope) = (&d[..front], scope);
+        }
+        Some(Get { scope, key: key?, request_id })
+    }
+}
+
+/// What stands behind the front of a get, from the quote before the key on: the key, and perhaps a request_id. None: something else.
+fn rest_of<'a>(cursor: &mut Cursor<'a>) -> Option<(&'a [u8], Option<&'a [u8]>)> {
+    const REQUEST_ID: &[u8] = b",\"request_id\":";
+    let key = cursor.plain()?;
+    let mut request_id = None;
+    if cursor.d[cursor.at..].starts_with(REQUEST_ID) {
+        cursor.at += REQUEST_ID.len();
+        let start = cursor.at;
+        let text = if cursor.d.get(start) == Some(&b'"') { cursor.plain()? } else { cursor.whole()? };
+        request_id = Some(if text.len() == cursor.at - start { text } else { &cursor.d[start..cursor.at] });
+    }
+    (cursor.d[cursor.at..] == *b"}").then_some((key, request_id))
+}
+
+/// Answers to gets, and what the last of them began with.
+#[derive(Default)]
+pub struct Reply<'a> {
+    pub frames: Vec<u8>,
+    front: Vec<u8>,
+    of: Option<Scope<'a>>,
+}
+
+impl<'a> Reply<'a> {
+    /// Appends the frame that answers a get, unless it would have over frame_bytes_max; whether it did.
+    pub fn add(&mut self, got: &Get<'a>, hit: Option<(&[u8], Option<u64>)>, frame_bytes_max: usize) -> bool {
+        if self.of != Some(got.scope) {
+            self.front.clear();
+            self.front.extend([0; HEADER_BYTES]);
+            self.front.extend(b"{\"type\":\"cache_value\"");
+            for (name, text) in SCOPE_NAMES.iter().zip(got.scope.iter().flatten()) {
+                for piece in [b",\"", *name, b"\":\"", *text, b"\""] {
+                    self.front.extend(piece);
+                }
+            }
+            self.front.extend(b",\"key\":\"");
+            self.of = Some(got.scope);
+        }
+        let out = &mut self.frames;
+        let start = out.len();
+        let value = hit.map_or(&[][..], |(value, _)| value);
+        let request_id = got.request_id.unwrap_or_default();
+        out.reserve(self.front.len() + got.key.len() + base64_size(value.len()) + request_id.len() + FIXED_BYTES_MAX);
+        out.extend(&self.front);
+        out.extend(got.key);
+        match hit {
+            None => out.extend(b"\",\"value\":null"),
+            Some((value, _)) => {
+                out.extend(b"\",\"value\":\"");
+                let at = out.len();
+                out.resize(at + base64_size(value.len()), 0);
+                put_base64(&mut out[at..], value);
+                out.push(b'"');
+            }
+        }
+        if got.request_id.is_some() {
+            out.extend(b",\"request_id\":");
+            out.extend(request_id);
+        }
+        if let Some((_, Some(version))) = hit {
+            out.extend(b",\"version\":");
+            put_decimal(out, version);
+        }
+        out.push(b'}');
+        let length = out.len() - start - HEADER_BYTES;
+        if length > frame_bytes_max {
+            out.truncate(start);
+            return false;
+        }
+        out[start..start + HEADER_BYTES].copy_from_slice(&header(0, length));
+        true
+    }
+}
+
+/// Of an answer beside its front, key, value and request_id.
+const FIXED_BYTES_MAX: usize = 64;
+
+fn put_decimal(out: &mut Vec<u8>, mut number: u64) {
+    let mut digits = [0; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
         }
     }
-    if let Some(request_id) = got.request_id {
-        out.extend(b",\"request_id\":");
-        out.extend(request_id);
-    }
-    if let Some((_, Some(version))) = hit {
-        out.extend(b",\"version\":");
-        out.extend(version.to_string().as_bytes());
-    }
-    out.push(b'}');
-    let length = out.len() - start - HEADER_BYTES;
-    if length > frame_bytes_max {
-        out.truncate(start);
-        return false;
-    }
-    out[start..start + HEADER_BYTES].copy_from_slice(&header(0, length));
-    true
+    out.extend(&digits[at..]);
 }
 
 // -- what is wrong with a text ----------------------------------------------------------------------------------------

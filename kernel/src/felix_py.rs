@@ -3,6 +3,7 @@
 //! The work is in `felix.rs` and `felix_json.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
 
 use crate::blip::{MAX_GROUP_RECORDS, MAX_U16, u64_be};
+use crate::cache::CacheMemory;
 use crate::felix::{self, Front, Group, Next, Values};
 use crate::felix_json::{self, Scope};
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
@@ -209,27 +210,19 @@ pub fn felix_batch<'py>(
 /// The caches of the asker, and the last one that was asked for: gets mostly come in runs of one scope.
 struct Scopes<'a, 'py> {
     given: &'a Bound<'py, PyDict>,
-    last: Option<(Scope<'a>, Bound<'py, PyDict>)>,
+    last: Option<(Scope<'a>, PyRef<'py, CacheMemory>)>,
 }
 
 impl<'a, 'py> Scopes<'a, 'py> {
-    fn find(&mut self, scope: Scope<'a>) -> PyResult<Option<&Bound<'py, PyDict>>> {
+    fn find(&mut self, scope: Scope<'a>) -> PyResult<Option<&CacheMemory>> {
         if self.last.as_ref().is_none_or(|(last, _)| *last != scope) {
             let name = scope.map_or_else(Vec::new, |names| names.join(&0));
             let found = self.given.get_item(PyBytes::new(self.given.py(), &name))?;
             let Some(found) = found else { return Ok(None) };
-            self.last = Some((scope, found.cast_into::<PyDict>()?));
+            self.last = Some((scope, found.cast_into::<CacheMemory>()?.try_borrow()?));
         }
-        Ok(self.last.as_ref().map(|(_, entries)| entries))
+        Ok(self.last.as_ref().map(|(_, memory)| &**memory))
     }
-}
-
-/// The entry of a key that has not expired. An entry is [value, expires, used, version].
-fn live_entry<'py>(entries: &Bound<'py, PyDict>, key: &[u8], now: i64) -> PyResult<Option<Bound<'py, PyList>>> {
-    let Some(entry) = entries.get_item(PyBytes::new(entries.py(), key))? else { return Ok(None) };
-    let entry = entry.cast_into::<PyList>()?;
-    let expires: i64 = entry.get_item(1)?.extract()?;
-    Ok(if expires > 0 && expires <= now { None } else { Some(entry) })
 }
 
 type Answers<'py> = (Bound<'py, PyBytes>, usize, usize, usize);
@@ -253,32 +246,27 @@ pub fn felix_gets<'py>(
         return Err(refuse("bytes_max must be at least 1 byte"));
     }
     let mut scopes = Scopes { given: scopes, last: None };
-    let mut reply = Vec::new();
+    let (mut run, mut reply) = (felix_json::Run::default(), felix_json::Reply::default());
     let (mut hits, mut misses) = (0, 0);
-    while (reply.len() as i64) < bytes_max {
+    while (reply.frames.len() as i64) < bytes_max {
         let Next::Frame { flags: 0, end } = felix::next_frame(d, pos, frame_bytes_max) else { break };
-        let Some(got) = felix_json::parse_get(&d[pos + felix::HEADER_BYTES..end]) else { break };
-        let Some(entries) = scopes.find(got.scope)? else { break };
-        match live_entry(entries, got.key, now)? {
-            Some(entry) => {
-                let value = entry.get_item(0)?.cast_into::<PyBytes>()?;
-                let version = if versions { Some(entry.get_item(3)?.extract::<u64>()?) } else { None };
-                if !felix_json::answer(&mut reply, &got, Some((value.as_bytes(), version)), frame_bytes_max) {
-                    break;
-                }
-                entry.set_item(2, true)?;
+        let Some(got) = run.parse(&d[pos + felix::HEADER_BYTES..end]) else { break };
+        let Some(memory) = scopes.find(got.scope)? else { break };
+        let live = memory.live(py, got.key, now);
+        let hit = live.as_ref().map(|live| (live.value, if versions { Some(live.version) } else { None }));
+        if !reply.add(&got, hit, frame_bytes_max) {
+            break;
+        }
+        match live {
+            Some(live) => {
+                live.mark_used();
                 hits += 1;
             }
-            None => {
-                if !felix_json::answer(&mut reply, &got, None, frame_bytes_max) {
-                    break;
-                }
-                misses += 1;
-            }
+            None => misses += 1,
         }
         pos = end;
     }
-    Ok((PyBytes::new(py, &reply), pos, hits, misses))
+    Ok((PyBytes::new(py, &reply.frames), pos, hits, misses))
 }
 
 /// (frames, events in them, [(where in the frames it would stand, its row, the bytes of its frame)] of what is left out)

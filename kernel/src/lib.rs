@@ -12,6 +12,7 @@ mod arrow_py;
 mod batch;
 mod blip;
 mod blip_py;
+mod cache;
 mod chain_py;
 #[cfg(target_os = "linux")]
 mod disk;
@@ -542,6 +543,8 @@ mod _native {
     use super::arrow_py::{gather, scatter};
     #[pymodule_export]
     use super::blip_py::{blip_append, blip_deliver, blip_publish, blip_received, blip_split};
+    #[pymodule_export]
+    use super::cache::CacheMemory;
     #[pymodule_export]
     use super::chain_py::{chain, follow};
     #[pymodule_export]

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from quintet import kernel
 from quintet.broker.doors.cache_memory import GHOSTS_SLACK, OVERHEAD_BYTES, Deadlines, Sieve
 from quintet.broker.sections import CacheSection, Tenant
 from quintet.model.errors import LimitExceeded, StorageError
@@ -105,26 +106,26 @@ def test_sieve_keeps_what_is_asked_for() -> None:
 
 
 def test_the_hand_looks_at_a_bounded_number_and_ghosts_do_not_heap_up() -> None:
-    rows: dict[bytes, list[object]] = {}
+    rows = kernel.CacheMemory()
     sieve = Sieve(rows)
     for number in range(5_000):
         key = b"%d" % number
-        rows[key] = [b"", 0, True, 1]
+        rows[key] = (b"", 0, True, 1)
         sieve.add(key)
     victim = sieve.victim()
-    assert sum(not row[2] for row in rows.values()) == 64, "not all five thousand were looked at"
-    del rows[victim]
+    rows.pop(victim)
+    assert sum(not row[2] for _, row in rows.items()) == 64, "not all five thousand were looked at"
     for number in range(200_000):
         key = b"ghost-%d" % number
-        rows[key] = [b"", 0, False, 1]
+        rows[key] = (b"", 0, False, 1)
         sieve.add(key)
-        del rows[key]
+        rows.pop(key)
         sieve.remove(key)
     assert len(sieve) <= 2 * len(rows) + 2 * GHOSTS_SLACK
     for key in list(rows):
-        del rows[key]
+        rows.pop(key)
         sieve.remove(key)
-    rows[b"last"] = [b"", 0, True, 1]
+    rows[b"last"] = (b"", 0, True, 1)
     sieve.add(b"last")
     assert sieve.victim() == b"last"
 
@@ -178,7 +179,7 @@ def test_a_key_that_went_and_is_put_again_is_not_taken_by_its_tombstone() -> Non
     assert list(again(sim).entries) == [b"k"]
     cache = sim.broker.caches.open(SCOPE)
     cache.put(b"j", b"", 0, None, nobody)
-    cache.entries[b"k"][2] = False
+    cache.entries.set_used(b"k", False)
     cache.put(b"k", b"x" * 150, 0, None, nobody)  # the oldest key that nobody used: it makes room for itself
     assert list(cache.entries) == [b"k"]
     assert sim.broker.caches.evicted == 2

@@ -313,7 +313,7 @@ def test_compaction_leaves_the_newest_and_everybody_reads_on() -> None:
         assert isinstance(found, FilePartition)
         partition = found
         assert {key: row[0] for key, row in cache.entries.items() if key != b"filler"} == wanted
-    before = max(row[3] for row in cache.entries.values())
+    before = max(row[3] for _, row in cache.entries.items())
     assert cache.put(b"k", b"v", 0, None, nobody) > before
 
 

@@ -176,9 +176,9 @@ def count_twice() -> None:
 
     def doubled(self: Cache, now: int) -> None:
         fold(self, now)
-        for entry in self.entries.values():
-            if entry[0].isdigit():
-                entry[0] = b"%d" % (2 * int(entry[0]))
+        for key, (value, expires, used, version) in self.entries.items():
+            if value.isdigit():
+                self.entries[key] = (b"%d" % (2 * int(value)), expires, used, version)
 
     Cache.fold = doubled  # type: ignore[method-assign]
 

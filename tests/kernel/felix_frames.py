@@ -7,6 +7,7 @@ without acknowledgement are record by record, so that every chunking of a read m
 import json
 import random
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.kernel import generate
@@ -267,10 +268,18 @@ SCOPES = (b"", b"t1\0default\0primary", b"t1\0default\0other", "grün\0\0".encod
 KEYS = ("a", "demo-key", "", "grün😀", "k" * 100, "sp ace")
 
 
-def entries(r: random.Random) -> dict[bytes, dict[bytes, list[Any]]]:
+def memory(k: Any, rows: Mapping[bytes, Sequence[Any]]) -> Any:
+    """A cache of twin `k` with these rows: value, expires, used, version."""
+    made = k.CacheMemory()
+    for key, row in rows.items():
+        made[key] = tuple(row)
+    return made
+
+
+def entries(r: random.Random) -> dict[bytes, dict[bytes, tuple[bytes, int, bool, int]]]:
     return {
         scope: {
-            key.encode(): [generate.blob(r), r.choice((0, 0, NOW - 1, NOW, NOW + 1)), False, r.choice(IDS)]
+            key.encode(): (generate.blob(r), r.choice((0, 0, NOW - 1, NOW, NOW + 1)), False, r.choice(IDS))
             for key in KEYS
             if r.random() < 0.7
         }

@@ -21,6 +21,7 @@ from tests.kernel.felix_frames import (
     expected,
     frame,
     json_faults,
+    memory,
     read_all,
     target,
     unacked,
@@ -64,6 +65,11 @@ def split(k: ModuleType, data: bytes, most: int = FRAME_MAX, known: int = KNOWN,
 
 def gets(k: ModuleType, data: bytes, scopes: Any, now: int = NOW, most: int = 1 << 30, versions: bool = False) -> Any:
     return k.felix_gets(data, 0, FRAME_MAX, scopes, now, most, versions)
+
+
+def memories(k: ModuleType, /, **rows: tuple[bytes, int, bool, int]) -> dict[bytes, Any]:
+    """One cache that is known without a scope."""
+    return {b"": memory(k, {key.encode(): row for key, row in rows.items()})}
 
 
 class TestFelix:
@@ -379,8 +385,8 @@ class TestFelix:
     # -- gets of a cache ----------------------------------------------------------------------------------------------
 
     def test_gets_with_and_without_scope(self, k: ModuleType) -> None:
-        entry: list[Any] = [b"cached", 0, False, 12]
-        scopes = {b"": {b"demo-key": entry}, b"t1\0default\0primary": {b"demo-key": entry}}
+        cache = memory(k, {b"demo-key": (b"cached", 0, False, 12)})
+        scopes = {b"": cache, b"t1\0default\0primary": cache}
         asked = json_frame({"type": "cache_get", "request_id": "2", "key": "demo-key"})
         scoped = json_frame({"type": "cache_get", **CACHE, "key": "demo-key", "request_id": 7})
         missing = json_frame({"type": "cache_get", "key": "ü"})
@@ -391,7 +397,7 @@ class TestFelix:
         )
         data = asked + scoped + missing
         assert gets(k, data + data[:20], scopes) == (want, len(data), 2, 1)
-        assert entry == [b"cached", 0, True, 12]
+        assert cache.get(b"demo-key") == (b"cached", 0, True, 12)
         reply = gets(k, data, scopes, versions=True)[0]
         assert [json.loads(payload).get("version") for _, payload in frames_of(reply)] == [12, 12, None]
         assert frames_of(reply)[0][1].endswith(b'"request_id":"2","version":12}')
@@ -399,12 +405,12 @@ class TestFelix:
     def test_expired_entries_are_null_and_not_used(self, k: ModuleType) -> None:
         data = json_frame({"type": "cache_get", "key": "a"})
         for expires, alive in ((0, True), (NOW + 1, True), (NOW, False), (1, False)):
-            entry: list[Any] = [b"v", expires, False, 1]
-            _, _, hits, misses = gets(k, data, {b"": {b"a": entry}})
-            assert (hits, misses, entry[2]) == (int(alive), int(not alive), alive)
+            scopes = memories(k, a=(b"v", expires, False, 1))
+            _, _, hits, misses = gets(k, data, scopes)
+            assert (hits, misses, scopes[b""].get(b"a")[2]) == (int(alive), int(not alive), alive)
 
     def test_a_get_may_be_written_in_many_ways(self, k: ModuleType) -> None:
-        scopes = {b"": {b"a": [b"", 0, False, 1]}}
+        scopes = memories(k, a=(b"", 0, False, 1))
         for body in (
             b'{"type":"cache_get","key":"a","request_id":18446744073709551615}',
             b'\n{ "request_id" : 0 ,\t"key"\r: "a" , "type":"cache_get" } ',
@@ -463,21 +469,21 @@ class TestFelix:
     )
     def test_what_is_not_a_plain_get_ends_the_run(self, k: ModuleType, body: bytes) -> None:
         good = json_frame({"type": "cache_get", "key": "a"})
-        scopes = {b"": {b"a": [b"v", 0, False, 1]}, b"t1\0n\0c": {}}
+        scopes = memories(k, a=(b"v", 0, False, 1)) | {b"t1\0n\0c": memory(k, {})}
         reply, consumed, hits, misses = gets(k, good + frame(0, body) + good, scopes)
         assert (len(frames_of(reply)), consumed, hits, misses) == (1, len(good), 1, 0)
 
     def test_where_a_run_of_gets_ends(self, k: ModuleType) -> None:
         good = json_frame({"type": "cache_get", "key": "a"})
-        entry: list[Any] = [b"v" * 300, 0, False, 1]
-        scopes = {b"": {b"a": entry}}
+        scopes = memories(k, a=(b"v" * 300, 0, False, 1))
         for behind in (frame(0x0001, good[12:]), b"FLX2", frame(0, b"", version=2), good[:-1], b""):
             assert gets(k, good + behind, scopes)[1:] == (len(good), 1, 0)
         one = len(gets(k, good, scopes)[0])
         for most, frames in ((1, 1), (one, 1), (one + 1, 2), (3 * one, 3)):
             assert gets(k, good * 5, scopes, most=most)[1:3] == (frames * len(good), frames)
-        entry[2] = False
-        assert k.felix_gets(good, 0, one - 13, scopes, NOW, 1, False) == (b"", 0, 0, 0) and entry[2] is False
+        assert scopes[b""].set_used(b"a", False)
+        assert k.felix_gets(good, 0, one - 13, scopes, NOW, 1, False) == (b"", 0, 0, 0)
+        assert not scopes[b""].get(b"a")[2]
         assert k.felix_gets(good, 0, one - 12, scopes, NOW, 1, False)[1:] == (len(good), 1, 0)
         assert gets(k, good, {}) == (b"", 0, 0, 0)
 
@@ -486,12 +492,12 @@ class TestFelix:
         for size in range(40):
             key = "k" * size
             data = json_frame({"type": "cache_get", "key": key})
-            assert gets(k, data, {b"": {key.encode(): [b"v", 0, False, 1]}})[2] == 1
+            assert gets(k, data, memories(k, **{key: (b"v", 0, False, 1)}))[2] == 1
             for odd in (b"\\", b"\x1f", b"\x00"):
                 bad = frame(0, b'{"type":"cache_get","key":"' + key.encode() + odd + b'nnnnnnnn"}')
-                assert gets(k, bad, {b"": {}})[1] == 0
+                assert gets(k, bad, memories(k))[1] == 0
             for even in ("\x20", "\x7f", "!", "#", "[", "]", "ü"):
-                assert gets(k, json_frame({"type": "cache_get", "key": key + even + key}), {b"": {}})[3] == 1
+                assert gets(k, json_frame({"type": "cache_get", "key": key + even + key}), memories(k))[3] == 1
 
     # -- what is wrong with a text ------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Import from here (`from quintet import kernel; kernel.seal(...)`). `NATIVE` says which twin is in use; the environment
 variable QUINTET_PURE=1 forces the pure one. No I/O and no clock live here, except in the class QuicEndpoint, which is a socket with
-a thread; the only state is in it and in Tails, the newest part of partitions in memory.
+a thread; the only state is in it, in Tails, the newest part of partitions in memory, and in CacheMemory, the keys of a cache.
 """
 
 import os
@@ -75,6 +75,7 @@ json_head = _chosen.json_head
 json_shape = _chosen.json_shape
 Tails = _chosen.Tails
 Routes = _chosen.Routes
+CacheMemory = _chosen.CacheMemory
 # Classes with threads, not functions over buffers: only the native kernel has them.
 QuicEndpoint: "type[_chosen.QuicEndpoint] | None" = getattr(_chosen, "QuicEndpoint", None)
 DiskThreads: "type[_chosen.DiskThreads] | None" = getattr(_chosen, "DiskThreads", None)

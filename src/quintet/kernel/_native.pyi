@@ -1,10 +1,10 @@
 """The one stub of the kernel: native (`_native`, Rust) and pure (`pure.py`) have exactly these functions.
 
-Functions over buffers, no I/O and no state; the class Tails, which has state; and in the native one the classes
+Functions over buffers, no I/O and no state; the classes Tails and CacheMemory, which have state; and in the native one the classes
 QuicEndpoint and DiskThreads, which have both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import Buffer
@@ -245,6 +245,24 @@ class Routes(Generic[Target]):
         those that must be kept and are answered."""
     def clear(self) -> None:
         """Rights may have changed: everything is asked again."""
+
+class CacheMemory:
+    """The keys of one cache, each with a row: value, expires (microseconds since 1970, 0: never), used, version (below 2**64). Rows and
+    keys that are handed out are copies. Iterating gives the keys there are at that moment, in no order."""
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: bytes) -> bool: ...
+    def __iter__(self) -> Iterator[bytes]: ...
+    def __getitem__(self, key: bytes) -> CacheEntry: ...
+    def __setitem__(self, key: bytes, row: CacheEntry) -> None: ...
+    def get(self, key: bytes) -> CacheEntry | None:
+        """Its row, whether it has expired or not. Not a use."""
+    def pop(self, key: bytes) -> CacheEntry:
+        """Forget it; KeyError if it is not there."""
+    def set_used(self, key: bytes, used: bool) -> bool:
+        """What it was before; KeyError if it is not there."""
+    def clear(self) -> None: ...
+    def items(self) -> list[tuple[bytes, CacheEntry]]: ...
 
 class Tails(Generic[View]):
     """Partitions kept in memory, by number (slot). Batches appended in a turn become visible when it is sealed; all of them
@@ -539,15 +557,14 @@ def felix_gets(
     data: Buffer,
     start: int,
     frame_bytes_max: int,
-    scopes: dict[bytes, dict[bytes, CacheEntry]],
+    scopes: dict[bytes, CacheMemory],
     now: int,
     bytes_max: int,
     versions: bool,
 ) -> tuple[bytes, int, int, int]:
     """Answer the run of whole JSON `cache_get` frames (flags 0) at start: (reply frames, consumed, hits, misses).
 
-    scopes: tenant NUL namespace NUL cache (b"": a get without these three) -> the cache's entries: key -> [value, expires
-    in microseconds or 0, used, version]. A hit sets used to True. An entry that has expired (0 < expires <= now) is a miss,
+    scopes: tenant NUL namespace NUL cache (b"": a get without these three) -> the cache's memory. A hit sets used to True. An entry that has expired (0 < expires <= now) is a miss,
     and its value null. Fields may be in any order, white space is allowed, request_id is text or a whole number below 2**64
     and echoed as it came. With `versions` a hit has "version" at the end.
     It ends before the first frame that is not a plain get: something else, an escape, a field that is unknown, doubled, of

@@ -39,9 +39,9 @@ FelixJson = tuple[Literal[0], bytes]  # payload
 FelixMalformed = tuple[Literal[2], int, int]  # error, request_id
 FelixFlags = tuple[Literal[3], int, int]  # flags, request_id
 FelixPacked = tuple[Literal[4], int, bytes]  # flags, payload
-# An entry of a cache, as the broker keeps it and kernel.felix_gets reads it: value, expires in microseconds since 1970 (0:
-# never), whether it was used since the hand of SIEVE passed, version. It is a list because it changes where it is.
-CacheEntry = list[Any]
+# An entry of a cache, as kernel.CacheMemory keeps it: value, expires in microseconds since 1970 (0: never), whether it was used
+# since the hand of SIEVE passed, version.
+CacheEntry = tuple[bytes, int, bool, int]
 # What a server sends a client.
 FelixEvents = tuple[Literal[4], int, int, list[bytes]]  # subscription or -1, base offset or -1, values
 FelixKeyedEvents = tuple[Literal[4], int, int, list[bytes], list[bytes | None]]  # the same, and their keys

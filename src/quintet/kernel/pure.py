@@ -21,6 +21,7 @@ from quintet.kernel.pure_batch import (
     walk,
 )
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
+from quintet.kernel.pure_cache import CacheMemory
 from quintet.kernel.pure_crc import crc32c
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
 from quintet.kernel.pure_felix import (
@@ -46,6 +47,7 @@ from quintet.kernel.pure_tails import Routes, Tails, blip_append, fast_append, f
 from quintet.kernel.pure_ws import ws_split
 
 __all__ = [
+    "CacheMemory",
     "Routes",
     "Tails",
     "blip_append",

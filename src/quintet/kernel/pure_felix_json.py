@@ -1,18 +1,18 @@
 """The JSON of Felix in pure Python: runs of cache_get frames, and what is wrong with a text. As the native twin.
 
 A get that is anything but plain (an escape, an unknown field) is left to the session, so the reader here is small. No I/O,
-no clock, and nothing of a cache but the entries that are handed in.
+no clock, and nothing of a cache but the memory that is handed in.
 """
 
 import json
 import re
 from binascii import b2a_base64
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quintet.kernel.buffer import Buffer
-from quintet.kernel.items import CacheEntry
 from quintet.kernel.pure_batch import view_of
 from quintet.kernel.pure_blip import MAX_U64
+from quintet.kernel.pure_cache import CacheMemory
 from quintet.kernel.pure_felix import HEADER_BYTES, frame, frame_fits, next_frame
 
 # -- gets of a cache --------------------------------------------------------------------------------------------------
@@ -29,9 +29,9 @@ FIELDS = frozenset((b"type", *ECHOED, b"request_id"))
 MAX_U64_DIGITS = 20
 
 # The places of an entry.
-VALUE, EXPIRES, USED, ENTRY_VERSION = range(4)
-
-Entries = dict[bytes, CacheEntry]
+VALUE: Final = 0
+EXPIRES: Final = 1
+ENTRY_VERSION: Final = 3
 
 
 class Get(NamedTuple):
@@ -91,7 +91,7 @@ def felix_gets(
     data: Buffer,
     start: int,
     frame_bytes_max: int,
-    scopes: dict[bytes, Entries],
+    scopes: dict[bytes, CacheMemory],
     now: int,
     bytes_max: int,
     versions: bool,
@@ -122,7 +122,7 @@ def felix_gets(
         if entry is None:
             misses += 1
         else:
-            entry[USED] = True
+            scopes[got.scope].set_used(got.key, True)
             hits += 1
         reply += frame(0, answer)
         pos = end

@@ -100,7 +100,7 @@ def state(sim: FelixSim) -> tuple[Any, ...]:
     """What a refused request must not change."""
     topics = {topic.name: [p.end for p in topic.partitions] for topic in sim.broker.topics.all()}
     cache = sim.broker.caches.open(PRIMARY)
-    return topics, dict(cache.entries), len(sim.broker.subscriptions.all()), len(sim.broker.groups)
+    return topics, dict(cache.entries.items()), len(sim.broker.subscriptions.all()), len(sim.broker.groups)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

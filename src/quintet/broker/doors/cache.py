@@ -1,13 +1,13 @@
-"""Keeps caches: keys with values, deadlines and versions; each cache is a compacted topic folded into a dict.
+"""Keeps caches: keys with values, deadlines and versions; each cache is a compacted topic folded into a table of the kernel.
 
-A cache (tenant, namespace, name) is the topic `cache/TENANT/NAMESPACE/NAME`. A change is applied to the dict and appended at
+A cache (tenant, namespace, name) is the topic `cache/TENANT/NAMESPACE/NAME`. A change is applied to the table and appended at
 once; `done` is called when it is durable, or with the error after it was taken back. So everybody reads the newest state,
 and what was answered with `done(None)` is there after a restart. What the record of a key holds:
 
     key, value (none: deleted), header "version" (decimal), expiry (microseconds since 1970, as the entry)
 
 Changes of one key that are under way form a line (`_Change`): when one is refused, the next one remembers what was before
-it, so whatever the disk keeps of them, the dict ends where the log does. Evicted and expired keys leave the dict at once and
+it, so whatever the disk keeps of them, the table ends where the log does. Evicted and expired keys leave it at once and
 get their tombstones together, at the next tick. A crash before that is harmless: a start folds the topic within the same
 limits, and what has expired is not taken up.
 
@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final
 
 from quintet import kernel
-from quintet.broker.doors.cache_memory import EXPIRES, USED, VALUE, VERSION, Deadlines, Largest, Sieve, cost
+from quintet.broker.doors.cache_memory import EXPIRES, VALUE, VERSION, Deadlines, Largest, Sieve, cost
 from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.tenants import Tenants
 from quintet.broker.sections import CacheSection
@@ -92,14 +92,14 @@ class Pool:
 
 
 class Cache:
-    """One cache. `entries` is for the kernel to read: key -> [value, expires, used, version]."""
+    """One cache. Its `entries` are in the kernel: key -> (value, expires, used, version)."""
 
     def __init__(self, caches: "Caches", scope: Scope, topic: CacheTopic, pool: Pool) -> None:
         self.scope = scope
         self.topic = topic
         self.number = topic.spec.id
         self.kept = scope[2].endswith(COUNTERS)  # nothing of it goes to make room
-        self.entries: dict[bytes, Entry] = {}
+        self.entries = kernel.CacheMemory()
         self.bytes = 0
         self.timed: dict[bytes, int] = {}
         self.tombstones_due: dict[bytes, None] = {}  # evicted or expired, in that order: the log still has them
@@ -134,7 +134,7 @@ class Cache:
             self._caches.misses += 1
             return None
         self._caches.hits += 1
-        entry[USED] = True
+        self.entries.set_used(key, True)
         return entry[VALUE], entry[VERSION]
 
     def _live(self, key: bytes, now: int) -> Entry | None:
@@ -163,7 +163,7 @@ class Cache:
         roomy = self._caches.has_room(self, key, value, before)
         if not roomy:
             self._caches.check_room(self, key, value)
-        entry: Entry = [value, min(expires_us, EXPIRES_MAX_US), before is not None, self._version + 1]
+        entry: Entry = (value, min(expires_us, EXPIRES_MAX_US), before is not None, self._version + 1)
         self._append(key, entry, before, entry[VERSION], done)
         if not roomy:
             self._caches.make_room(self, key, value)
@@ -220,7 +220,7 @@ class Cache:
                 following.tombstone_due = following.tombstone_due or change.tombstone_due
             elif self._closed:
                 self._take_back_held(change)
-            elif self.entries.get(key) is change.entry:
+            elif _version_in(self.entries.get(key)) == _version_in(change.entry):
                 self._take_back(change)
         change.done(error)
 
@@ -239,14 +239,14 @@ class Cache:
     def _take_back_held(self, change: _Change) -> None:
         """The same while the topic is being deleted, in case that fails, too."""
         key = change.key
-        if self.held.get(key) is change.entry:
+        if _version_in(self.held.get(key)) == _version_in(change.entry):
             self.held.pop(key, None)
             if change.before is not None:
                 self.held[key] = change.before
             elif change.tombstone_due:
                 self.tombstones_due[key] = None
 
-    # -- the dict --------------------------------------------------------------------------------------------------
+    # -- the table -------------------------------------------------------------------------------------------------
 
     def _place(self, key: bytes, entry: Entry) -> None:
         before = self.entries.get(key)
@@ -343,7 +343,7 @@ class Cache:
                     newest = max(newest, version)
                     rows.pop(key or b"", None)  # so that they are in the order they were written in
                     if value is not None and not 0 < expires <= now:
-                        rows[key or b""] = [value, expires, False, version]
+                        rows[key or b""] = (value, expires, False, version)
                 offset = batch.next_offset
         if newest >= self._version:
             self._version = newest + VERSION_SPAN
@@ -358,9 +358,9 @@ class Cache:
 
     def empty(self) -> None:
         """Its topic goes: forget everything at once, in memory only. What there was is held until that is certain."""
-        self.held = held = dict(self.entries)
+        self.held = held = dict(self.entries.items())
         self._closed = True
-        self.entries.clear()  # sessions hold this very dict
+        self.entries.clear()  # sessions hold this very object
         self._caches.keys -= len(held)
         self._grow(-self.bytes)
         self._sieve = Sieve(self.entries)
@@ -661,6 +661,11 @@ def _version_of(headers: tuple[Header, ...]) -> int:
         if name == VERSION_HEADER:
             return int(text or 0)
     return 0
+
+
+def _version_in(entry: Entry | None) -> int:
+    """By which a row is known: no two changes of a cache have the same. -1: there is none."""
+    return -1 if entry is None else entry[VERSION]
 
 
 def _check_version(key: bytes, entry: Entry | None, wanted: int | None) -> None:

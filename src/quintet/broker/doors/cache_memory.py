@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final, Generic, Protocol, TypeVar
 
-from quintet.kernel.items import CacheEntry
+from quintet.kernel import CacheMemory
 
 OVERHEAD_BYTES: Final = 200  # counted for each key beside its own bytes and those of its value
 LOOKS_MAX: Final = 64  # used keys the hand spares in one eviction; then the next one goes, used or not
@@ -22,10 +22,9 @@ GHOSTS_SLACK: Final = 1_024  # deleted keys that may stay in the queue beside as
 TIDY_STEPS: Final = 4  # per deletion or new deadline, while there are too many ghosts
 CHOOSE_EVERY: Final = 64  # evictions until the largest is looked for again
 
-# The places in an entry.
+# The places in an entry; that of `used` is CacheMemory.set_used.
 VALUE: Final = 0
 EXPIRES: Final = 1
-USED: Final = 2
 VERSION: Final = 3
 
 
@@ -39,7 +38,7 @@ class Sieve:
 
     __slots__ = ("_ahead", "_behind", "_entries", "_ghosts")
 
-    def __init__(self, entries: dict[bytes, CacheEntry]) -> None:
+    def __init__(self, entries: CacheMemory) -> None:
         self._entries = entries
         self._ahead: deque[bytes] = deque()
         self._behind: deque[bytes] = deque()
@@ -83,11 +82,9 @@ class Sieve:
             if key in self._ghosts:
                 self._ghosts.remove(key)
                 continue
-            entry = self._entries[key]
             looks += 1
-            if not entry[USED] or looks > LOOKS_MAX:
+            if not self._entries.set_used(key, False) or looks > LOOKS_MAX:
                 return key
-            entry[USED] = False
             self._behind.append(key)
 
 

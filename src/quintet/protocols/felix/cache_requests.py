@@ -13,7 +13,6 @@ from quintet.broker.doors.cache import Cache, expires_at, name_of
 from quintet.broker.doors.cache_memory import EXPIRES
 from quintet.broker.slices import Steps
 from quintet.delivery.sink import Sink
-from quintet.kernel.items import CacheEntry
 from quintet.model.errors import BadRequest, QuintetError, VersionConflict
 from quintet.protocols.base import Replies, Slot
 from quintet.protocols.felix import codec, errors, frames
@@ -40,7 +39,7 @@ class CacheRequests:
     _options: FelixListener
     _reach: Reach
     _replies: Replies
-    _scopes: dict[bytes, dict[bytes, CacheEntry]]
+    _scopes: dict[bytes, kernel.CacheMemory]
     _shared: FelixPeer
     _sink: Sink
     _stopped: bool
@@ -162,7 +161,14 @@ class CacheRequests:
         late = Late(self, ask.request_id)
         most = frames.most_values(self._options.frame_bytes_max)
         prefix, after = ask.prefix.encode(), ask.after.encode()
-        scan = _key_page({} if cache is None else cache.entries, prefix, after, ask.limit or frames.KEYS_MAX, most, now)
+        scan = _key_page(
+            kernel.CacheMemory() if cache is None else cache.entries,
+            prefix,
+            after,
+            ask.limit or frames.KEYS_MAX,
+            most,
+            now,
+        )
 
         def found(page: tuple[list[str], bool] | None, error: Exception | None) -> None:
             if page is not None:
@@ -240,7 +246,7 @@ class Late:
 
 
 def _key_page(
-    entries: dict[bytes, CacheEntry], prefix: bytes, after: bytes, limit: int, bytes_max: int, now: int
+    entries: kernel.CacheMemory, prefix: bytes, after: bytes, limit: int, bytes_max: int, now: int
 ) -> Steps[tuple[list[str], bool]]:
     """The first keys behind `after` that begin with `prefix`, and whether there are more."""
     found: list[bytes] = []

@@ -23,7 +23,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import seek_all
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Subscription
-from quintet.kernel.items import CacheEntry
+from quintet.kernel import CacheMemory
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import (
@@ -71,7 +71,7 @@ class Reach:
         self._document = document
         self.targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # (names, acknowledged) -> (topic, tenant)
         self.barred: set[tuple[bytes, bool]] = set()  # of the same keys: refused, and nobody waited for the answer
-        self.scopes: dict[bytes, dict[bytes, CacheEntry]] = {}  # what kernel.felix_gets may answer from
+        self.scopes: dict[bytes, CacheMemory] = {}  # what kernel.felix_gets may answer from
         self._caches: dict[tuple[Scope, bool, str], Cache] = {}
 
     def forget(self) -> None:

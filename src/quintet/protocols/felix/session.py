@@ -22,7 +22,7 @@ from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import ANONYMOUS
 from quintet.broker.topics.catalog import ANY, Topic
-from quintet.kernel.items import CacheEntry, FelixItem
+from quintet.kernel.items import FelixItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.client_address import REQUEST_CHARS_MAX, request_text
@@ -104,7 +104,7 @@ class FelixSession(ConsumerRequests):
         self.take_output = self._replies.take
         self._reach: Reach
         self._targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # the reach's, to be looked at without a call
-        self._scopes: dict[bytes, dict[bytes, CacheEntry]] = {}
+        self._scopes: dict[bytes, kernel.CacheMemory] = {}
         self._topic: Topic | None = None  # the last one published to
         self._tenant = ""  # of the last publish that was above its tenant's rate
         self._held = False
