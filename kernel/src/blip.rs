@@ -29,7 +29,9 @@ pub const PONG: u8 = 8;
 pub const ACK: u8 = 5;
 pub const POLL: u8 = 9;
 pub const DELIVER: u8 = 10;
-pub const MATCH: u8 = 12; // behind RECORDS, 11
+pub const RECORDS: u8 = 11;
+pub const RECORDS_TOPIC_AT: usize = 3; // in its payload
+pub const MATCH: u8 = 12;
 const TTL_BIT: u8 = 0x80;
 const MICROSECONDS_PER_MILLISECOND: i64 = 1000;
 
@@ -596,4 +598,10 @@ pub fn put_pong(out: &mut Vec<u8>, cid: u64) {
     out.extend((MIN_LENGTH as u32).to_be_bytes());
     out.push(PONG);
     out.extend(cid.to_be_bytes());
+}
+
+/// The front of a RECORDS payload, [u8 qos][u16 n][topic], behind which its set begins. None: it is not all there.
+pub fn records_head(payload: &[u8]) -> Option<&[u8]> {
+    let size = payload.get(1..3).map(|n| u16::from_be_bytes(be(n, 0)) as usize)?;
+    payload.get(..RECORDS_TOPIC_AT + size)
 }

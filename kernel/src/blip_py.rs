@@ -3,10 +3,11 @@
 //! Only the talking to Python lives here: arguments in, objects out, refusals as ValueError. The interpreter lock is held
 //! throughout; no I/O, no clock, no state.
 
+use crate::batch::AT_MOST_ONCE;
 use crate::tails::{Routes, Tails};
-use crate::{Held, Split, blip, list_of, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
+use crate::{Held, Split, blip, list_of, range, records, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 fn frame_bounds(start: i64, max_frame: i64, length: usize) -> PyResult<(usize, usize)> {
     let (start, _) = range(start, length as i64, length)?;
@@ -59,6 +60,8 @@ fn tag_ranges(cids: &[u64]) -> Vec<(u64, u64)> {
 }
 
 #[pyfunction]
+#[pyo3(signature = (data, start, version, max_frame, origin, now, sets=None))]
+#[allow(clippy::too_many_arguments)]
 pub fn blip_split<'py>(
     py: Python<'py>,
     data: &Bound<'py, PyAny>,
@@ -67,11 +70,14 @@ pub fn blip_split<'py>(
     max_frame: i64,
     origin: &[u8],
     now: i64,
+    sets: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Split<'py>> {
-    split(py, &mut Direct { known: None, last: None, pongs: Vec::new() }, data, start, version, max_frame, origin, now)
+    let mut direct = Direct { known: None, last: None, pongs: Vec::new(), sets, append_sets: false };
+    split(py, &mut direct, data, start, version, max_frame, origin, now)
 }
 
 #[pyfunction]
+#[pyo3(signature = (tails, routes, data, start, version, max_frame, origin, now, sets=None, append_sets=true))]
 #[allow(clippy::too_many_arguments)]
 pub fn blip_append<'py>(
     py: Python<'py>,
@@ -83,25 +89,30 @@ pub fn blip_append<'py>(
     max_frame: i64,
     origin: &[u8],
     now: i64,
+    sets: Option<&Bound<'py, PyDict>>,
+    append_sets: bool,
 ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>)> {
     let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
-    let mut direct = Direct { known: Some((&mut tails, &routes)), last: None, pongs: Vec::new() };
+    let known = Some((&mut *tails, &*routes));
+    let mut direct = Direct { known, last: None, pongs: Vec::new(), sets, append_sets };
     let (items, end, fatal) = split(py, &mut direct, data, start, version, max_frame, origin, now)?;
     let last = direct.last.map(|topic| topic.clone_ref(py));
     Ok((PyBytes::new(py, &direct.pongs), items, end, fatal, last))
 }
 
 /// Where publishes go whose topics are known, and the answers to PINGs: until a frame comes that Python has to act on first.
-struct Direct<'a> {
+struct Direct<'a, 'py> {
     known: Option<(&'a mut Tails, &'a Routes)>,
     last: Option<&'a Py<PyAny>>,
     pongs: Vec<u8>,
+    sets: Option<&'a Bound<'py, PyDict>>, // whose RECORDS frames are taken apart here: heads, and the partitions behind them
+    append_sets: bool,                    // and appended, if their topic is known
 }
 
 #[allow(clippy::too_many_arguments)]
 fn split<'py>(
     py: Python<'py>,
-    direct: &mut Direct<'_>,
+    direct: &mut Direct<'_, 'py>,
     data: &Bound<'py, PyAny>,
     start: i64,
     version: i64,
@@ -112,7 +123,7 @@ fn split<'py>(
     let held = Held::new(data)?;
     let d = held.bytes();
     let (mut pos, max_frame) = frame_bounds(start, max_frame, d.len())?;
-    // 3: version 2 with record sets and patterns, which Python takes apart.
+    // 3: version 2 with record sets and patterns. Python takes apart patterns, and the sets for which nobody was asked yet.
     let last_type = match version {
         3 => blip::MATCH,
         2 => blip::DELIVER,
@@ -134,6 +145,14 @@ fn split<'py>(
         };
         let payload = pos + blip::FRAME_BYTES;
         let cid = blip::u64_be(d, pos + 5);
+        if kind == blip::RECORDS
+            && let Some(sets) = direct.sets
+            && let Some((head, partitions, set)) = known_set(py, sets, &d[payload..end], now)?
+        {
+            append_set(py, direct, &items, (cid, head, partitions), &set, origin, now)?;
+            pos = end;
+            continue;
+        }
         if kind != blip::PUBLISH && kind != blip::PING {
             direct.known = None; // what comes behind it must not overtake it
         }
@@ -177,7 +196,7 @@ fn split<'py>(
 
 fn append_groups<'py>(
     py: Python<'py>,
-    direct: &mut Direct<'_>,
+    direct: &mut Direct<'_, 'py>,
     items: &Bound<'py, PyList>,
     d: &[u8],
     window: &blip::Window<'_>,
@@ -201,6 +220,61 @@ fn append_groups<'py>(
         items.append((blip::PUBLISH, group.qos, PyBytes::new(py, group.topic), batch, ids))?;
     }
     Ok(())
+}
+
+/// The head of a RECORDS payload whose target is known, its partitions, and the records. None: Python looks at it, and says what is wrong.
+fn known_set<'a>(
+    py: Python<'_>,
+    sets: &Bound<'_, PyDict>,
+    payload: &'a [u8],
+    now: i64,
+) -> PyResult<Option<(&'a [u8], i64, records::Split<'a>)>> {
+    let Some(head) = blip::records_head(payload) else { return Ok(None) };
+    let Some(partitions) = sets.get_item(PyBytes::new(py, head))? else { return Ok(None) };
+    let partitions: i64 = partitions.extract()?;
+    if !(1..=i64::from(i32::MAX)).contains(&partitions) {
+        return Err(refuse("a topic has 1 to 2**31 - 1 partitions"));
+    }
+    let found = records::Split::new(&payload[head.len()..], records::ANY, partitions as u32, now);
+    Ok(found.ok().map(|set| (head, partitions, set)))
+}
+
+/// A record set goes to its topic if that is known, and all its partitions are there; else it comes out, by partition.
+fn append_set<'py>(
+    py: Python<'py>,
+    direct: &mut Direct<'_, 'py>,
+    items: &Bound<'py, PyList>,
+    (cid, head, partitions): (u64, &[u8], i64),
+    set: &records::Split<'_>,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<()> {
+    let flags = if head[0] == 0 { AT_MOST_ONCE } else { 0 };
+    let make = |number: usize| {
+        let plan = set.plan(number, origin, flags).map_err(refuse)?;
+        unzeroed_array(py, plan.0.length, |out| set.fill(number, &plan, origin, out))
+    };
+    if let Some((tails, routes)) = &mut direct.known
+        && direct.append_sets
+        && let Some(route) = routes.find(&head[blip::RECORDS_TOPIC_AT..])
+        && (head[0] == 0 || route.keeps)
+        && (0..set.group_count()).all(|number| tails.takes(route.handle, set.group(number).0))
+    {
+        for number in 0..set.group_count() {
+            let (partition, count) = set.group(number);
+            let batch = make(number)?.unbind();
+            tails.publish_at(py, route.handle, partition, count as u64, &batch, now)?;
+        }
+        direct.last = Some(&route.topic);
+        return Ok(());
+    }
+    direct.known = None;
+    let groups = PyList::empty(py);
+    for number in 0..set.group_count() {
+        let (partition, count) = set.group(number);
+        groups.append((partition, make(number)?, count))?;
+    }
+    items.append((blip::RECORDS, cid, PyBytes::new(py, head), partitions, groups))
 }
 
 #[pyfunction]

@@ -27,11 +27,12 @@ pub const LARGE_PAYLOAD_BYTES: usize = 1024 * 1024;
 const MAX_RUN_BYTES: usize = 16 * 1024 * 1024;
 // A group's number must fit the u16 of the run's order.
 const MAX_RUN_GROUPS: usize = 65_535;
-const MICROSECONDS_PER_MILLISECOND: i64 = 1000;
+pub const MICROSECONDS_PER_MILLISECOND: i64 = 1000;
 
 pub const PRODUCE: u8 = 0x01;
 pub const FETCH: u8 = 0x07;
 pub const FETCH_BINARY: u8 = 0x0B;
+pub const PRODUCE_RECORDS: u8 = 0x16;
 pub const COMPRESSION_BITS: u8 = 0x0E;
 /// "Choose for me": by the key if there is one.
 const AUTO: i32 = -1;
@@ -131,6 +132,34 @@ fn parse_produce(frame: &[u8], head: usize) -> Option<Produce<'_>> {
     }
     let (topic, asked) = (&frame[topic..topic + topic_size], i32::from_be_bytes(be(frame, tail)));
     Some(Produce { topic, key, key_size, value, value_size, asked, producer_id, sequence })
+}
+
+/// A PRODUCE_RECORDS without schema, delay and transaction; producer_id is 0 without an idempotent producer.
+pub struct RecordSet<'a> {
+    pub topic: &'a [u8],
+    pub partition: i32,
+    pub set: &'a [u8],
+    pub producer_id: u64,
+    pub sequence: u32,
+}
+
+/// The PRODUCE_RECORDS of this payload, or None: its fields do not add up, or it has more of them.
+///
+///   0          2
+///   |topic_len |topic...|partition i32|set_len u32|set...|producer_id u64, sequence u32?|
+pub fn parse_records(payload: &[u8]) -> Option<RecordSet<'_>> {
+    let topic_end = 2 + u16::from_be_bytes(*payload.first_chunk()?) as usize;
+    let (topic, rest) = (payload.get(2..topic_end)?, &payload[topic_end..]);
+    let (partition, rest) = rest.split_first_chunk()?;
+    let (size, rest) = rest.split_first_chunk()?;
+    let (set, tail) = rest.split_at_checked(u32::from_be_bytes(*size) as usize)?;
+    let (producer_id, sequence) = match tail.len() {
+        0 => (0, 0),
+        12 => (u64_be(tail, 0), u32_be(tail, 8)),
+        _ => return None,
+    };
+    let found = RecordSet { topic, partition: i32::from_be_bytes(*partition), set, producer_id, sequence };
+    (producer_id <= i64::MAX as u64).then_some(found)
 }
 
 /// Frames of one group that are alike but for the bytes of key and value, one behind the other.

@@ -2,16 +2,21 @@
 //!
 //! The work is in `fly.rs` and `fly_reply.rs`. No I/O, no clock, no state.
 
+use crate::batch::Batch;
 use crate::blip::MAX_U16;
 use crate::fly::{self, Answer, Next, Stop};
 use crate::fly_reply::{self, Fetch, FetchWish, Request};
-use crate::tails::{Routes, Tails};
+use crate::records;
+use crate::tails::{Route, Routes, Tails};
 use crate::{Held, Part, Split, list_of, optional_bytes, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PySlice, PyTuple};
 
 /// A reply of this size is written without the interpreter lock; below, giving it up costs more than it gains.
 const UNLOCKED_FILL_BYTES: usize = 64 * 1024;
+
+/// Record sets that one call appends: behind so much, the session looks at the time.
+const SETS_BYTES_MAX: usize = 1024 * 1024;
 
 fn frame_bounds(start: i64, max_frame: i64, length: usize, ceiling: usize) -> PyResult<(usize, usize)> {
     let (start, _) = range(start, length as i64, length)?;
@@ -76,6 +81,18 @@ pub fn fly_split<'py>(
     match fly::next_frame(d, pos, max_frame) {
         Next::Frame { op, flags, end } => {
             let payload = pos + fly::FRAME_BYTES;
+            if op == fly::PRODUCE_RECORDS
+                && flags & fly::COMPRESSION_BITS == 0
+                && let Some((found, partitions)) = known_set(counts, &d[payload..end])?
+            {
+                if run.records != 0 {
+                    return Ok((items, pos, 0, None)); // a set is a run of its own
+                }
+                if let Some((groups, order)) = split_set(py, &found, partitions, origin, now)? {
+                    items.append((op, groups, order))?;
+                    return Ok((items, end, 0, None));
+                }
+            }
             if end - payload > fly::LARGE_PAYLOAD_BYTES {
                 let view = PyMemoryView::from(data)?.get_item(PySlice::new(py, payload as isize, end as isize, 1))?;
                 items.append((op, flags, view))?;
@@ -89,12 +106,102 @@ pub fn fly_split<'py>(
     }
 }
 
-/// A run of PRODUCE frames as `fly_split` gives it.
+/// A small record set whose topic is known, with how many partitions that has. None: Python looks at it.
+fn known_set<'a>(counts: &Bound<'_, PyDict>, payload: &'a [u8]) -> PyResult<Option<(fly::RecordSet<'a>, u32)>> {
+    if payload.len() > fly::LARGE_PAYLOAD_BYTES {
+        return Ok(None);
+    }
+    let Some(found) = fly::parse_records(payload) else { return Ok(None) };
+    let partitions = partitions_of(counts, found.topic)?.unwrap_or(0);
+    let there = partitions != 0 && (-1..i64::from(partitions)).contains(&i64::from(found.partition));
+    Ok(there.then_some((found, partitions)))
+}
+
+type SetSplit<'py> = (Bound<'py, PyList>, Bound<'py, PyBytes>);
+
+/// Its groups and order, as those of a run. None: it is refused, and Python says why.
+fn split_set<'py>(
+    py: Python<'py>,
+    found: &fly::RecordSet<'_>,
+    partitions: u32,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<Option<SetSplit<'py>>> {
+    let Ok(set) = records::Split::new(found.set, found.partition, partitions, now) else { return Ok(None) };
+    if found.producer_id != 0 && set.group_count() > 1 {
+        return Ok(None);
+    }
+    let (groups, topic) = (PyList::empty(py), PyBytes::new(py, found.topic));
+    for number in 0..set.group_count() {
+        let mut plan = set.plan(number, origin, 0).map_err(refuse)?;
+        if found.producer_id != 0 {
+            (plan.0.producer_id, plan.0.sequence) = (found.producer_id, found.sequence);
+        }
+        let batch = unzeroed_array(py, plan.0.length, |out| set.fill(number, &plan, origin, out))?;
+        let (partition, count) = set.group(number);
+        groups.append((&topic, partition, batch, count))?;
+    }
+    let order = unzeroed_bytes(py, 2 * set.record_count(), |out| set.fill_order(out))?;
+    Ok(Some((groups, order)))
+}
+
+/// A run of PRODUCE frames, or one record set, as `fly_split` gives it.
 type RunGiven<'py> = (u8, Vec<(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)>, Bound<'py, PyBytes>);
 type Appended<'py> =
     (Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
 
+/// Where the groups of a run go, if Python needs to look at none of them.
+fn routes_of<'a>(tails: &Tails, routes: &'a Routes, run: &RunGiven<'_>) -> Option<Vec<&'a Route>> {
+    run.1
+        .iter()
+        .map(|(topic, partition, batch, _)| {
+            let route = routes.find(topic.as_bytes())?;
+            // SAFETY: the lock is held and no Python code runs while the slice lives.
+            let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
+            (route.keeps && !idempotent && tails.takes(route.handle, *partition)).then_some(route)
+        })
+        .collect()
+}
+
+fn bytes_of<'a>(py: Python<'a>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
+    // SAFETY: the lock is held and no Python code runs while the slice lives; until `seal` nobody but the tails has the batch.
+    unsafe { batch.bind(py).as_bytes() }
+}
+
+/// Appends a run whose routes are known. Its answers; that of a set goes behind those in `answered`.
+fn append_run<'py>(
+    py: Python<'py>,
+    tails: &mut Tails,
+    known: &[&Route],
+    run: &RunGiven<'py>,
+    now: i64,
+    flags: u8,
+    answered: &mut Vec<u8>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let (op, groups, order) = run;
+    let mut placed = Vec::with_capacity(groups.len());
+    for (route, (topic, partition, batch, count)) in known.iter().zip(groups) {
+        let batch = batch.clone().unbind();
+        let chosen = tails.publish_at(py, route.handle, *partition, *count, &batch, now)?;
+        placed.push((topic, chosen, batch));
+    }
+    if *op == fly::PRODUCE_RECORDS {
+        let heads =
+            placed.iter().map(|(_, partition, batch)| Ok((*partition, Batch::open(bytes_of(py, batch), 0)?.head)));
+        let heads = heads.collect::<Result<Vec<_>, _>>().map_err(refuse)?;
+        fly_reply::put_set_answer(answered, &heads, order.as_bytes(), flags);
+        return Ok(None);
+    }
+    let mut made = Vec::with_capacity(placed.len());
+    for (topic, partition, batch) in &placed {
+        made.push(Answer::stored(topic.as_bytes(), *partition, bytes_of(py, batch), flags).map_err(refuse)?);
+    }
+    let total = fly::measure_answers(&mut made, order.as_bytes()).map_err(refuse)?;
+    unzeroed_bytes(py, total, |out| fly::fill_answers(&mut made, order.as_bytes(), out)).map(Some)
+}
+
 #[pyfunction]
+#[pyo3(signature = (tails, routes, data, start, max_frame, counts, origin, now, flags, append_sets=true))]
 #[allow(clippy::too_many_arguments)]
 pub fn fly_append<'py>(
     py: Python<'py>,
@@ -107,41 +214,36 @@ pub fn fly_append<'py>(
     origin: &[u8],
     now: i64,
     flags: u8,
+    append_sets: bool,
 ) -> PyResult<Appended<'py>> {
-    let (items, end, fatal, unknown) = fly_split(py, data, start, max_frame, counts, origin, now)?;
-    let mut answers = PyBytes::new(py, &[]);
+    let (mut answers, mut answered) = (None, Vec::new()); // of a run, or of the sets before
     let mut last = None;
-    if let Ok(Ok((_, groups, order))) = items.get_item(0).map(|item| item.extract::<RunGiven<'py>>()) {
-        let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
-        let known: Vec<_> = groups
-            .iter()
-            .filter_map(|(topic, partition, batch, _)| {
-                let route = routes.find(topic.as_bytes())?;
-                // SAFETY: the lock is held and no Python code runs while the slice lives.
-                let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
-                (route.keeps && !idempotent && tails.takes(route.handle, *partition)).then_some(route)
-            })
-            .collect();
-        if known.len() == groups.len() {
-            let mut placed = Vec::with_capacity(groups.len());
-            for (route, (topic, partition, batch, count)) in known.iter().zip(&groups) {
-                let batch = batch.clone().unbind();
-                let chosen = tails.publish_at(py, route.handle, *partition, *count, &batch, now)?;
-                placed.push((topic, chosen, batch));
+    let mut at = start;
+    loop {
+        let (items, end, fatal, unknown) = fly_split(py, data, at, max_frame, counts, origin, now)?;
+        if let Ok(Ok(run)) = items.get_item(0).map(|item| item.extract::<RunGiven<'py>>())
+            && (append_sets || run.0 != fly::PRODUCE_RECORDS)
+        {
+            let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
+            if let Some(known) = routes_of(&tails, &routes, &run) {
+                answers = append_run(py, &mut tails, &known, &run, now, flags, &mut answered)?;
+                last = known.last().map(|route| route.topic.clone_ref(py));
+                items.del_item(0)?;
+                // Sets often come one behind the other, as small frames.
+                if run.0 == fly::PRODUCE_RECORDS && end - (start as usize) < SETS_BYTES_MAX && is_set(data, end)? {
+                    at = end as i64;
+                    continue;
+                }
             }
-            let mut made = Vec::with_capacity(placed.len());
-            for (topic, partition, batch) in &placed {
-                // SAFETY: as above; until `seal` nobody but the tails has the batch.
-                let d = unsafe { batch.bind(py).as_bytes() };
-                made.push(Answer::stored(topic.as_bytes(), *partition, d, flags).map_err(refuse)?);
-            }
-            let total = fly::measure_answers(&mut made, order.as_bytes()).map_err(refuse)?;
-            answers = unzeroed_bytes(py, total, |out| fly::fill_answers(&mut made, order.as_bytes(), out))?;
-            last = known.last().map(|route| route.topic.clone_ref(py));
-            items.del_item(0)?;
         }
+        let answers = answers.unwrap_or_else(|| PyBytes::new(py, &answered));
+        return Ok((answers, items, end, fatal, unknown, last));
     }
-    Ok((answers, items, end, fatal, unknown, last))
+}
+
+/// Does a PRODUCE_RECORDS begin here, as far as is known?
+fn is_set(data: &Bound<'_, PyAny>, at: usize) -> PyResult<bool> {
+    Ok(Held::new(data)?.bytes().get(at + 2) == Some(&fly::PRODUCE_RECORDS))
 }
 
 #[pyfunction]

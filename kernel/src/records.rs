@@ -26,7 +26,7 @@ const RESERVED: &[u8] = b"quintet-";
 const MAX_GROUPS: usize = 65_535;
 const USUAL_HEADERS_BYTES: usize = 256; // most messages have less of them
 const MICROSECONDS_PER_MILLISECOND: i64 = 1000;
-const ANY: i32 = -1;
+pub const ANY: i32 = -1;
 
 const SHORT: u8 = 1;
 const BITS: u8 = 2;

@@ -1,11 +1,12 @@
 """Random reads of FlyMQ frames, and what a session makes of a split. Frames are of tests/wire: no twin vouches for itself."""
 
 import random
+import struct
 from types import ModuleType
 from typing import Any
 
 from tests.kernel import generate
-from tests.wire.flymq import fetched, frame, produce, produced, producer
+from tests.wire.flymq import fetched, frame, produce, produced, producer, text
 
 MAX_FRAME = 1 << 20
 NOW = 1_000_000
@@ -37,6 +38,15 @@ def split_all(k: ModuleType, data: bytes, counts: dict[bytes, int], position: in
 # -- random -----------------------------------------------------------------------------------------------------------
 
 
+def record_set(r: random.Random, topic: bytes, partition: int, flags: int) -> bytes:
+    """A PRODUCE_RECORDS: plain, of a producer, with a schema, or with something left over."""
+    made = generate.record_set(r)
+    bad = producer(r.choice(BAD_PRODUCERS), 1)
+    tails = (b"", b"", b"", producer(r.choice(PRODUCERS), r.choice((0, 5))), bad, producer(0, 0) + bytes(10), b"x")
+    place = struct.pack(">iI", partition, len(made) + (r.random() < 0.02))
+    return frame(0x16, text(topic) + place + made + r.choice(tails), flags)
+
+
 def frames(r: random.Random, count: int) -> list[bytes]:
     """Runs of PRODUCE frames, alike and mixed, keyed and idempotent, slightly wrong ones, and other operations."""
     out: list[bytes] = []
@@ -45,6 +55,8 @@ def frames(r: random.Random, count: int) -> list[bytes]:
         value, key, partition = generate.blob(r), r.choice((b"", b"", r.randbytes(3))), r.choice(PARTITIONS)
         producer_id, sequence = r.choice((0, 0, *PRODUCERS)), r.choice((0, 5, 0xFFFFFFFE))
         flags = r.choice((0, 1, 1, 0xE1))
+        if r.random() < 0.2:
+            out.append(record_set(r, topic, partition, flags))
         if r.random() < 0.05:
             out.append(frame(r.choice(OTHER_OPS), r.randbytes(r.randrange(20)), r.randrange(256)))
         for i in range(r.choice((1, 1, 2, 5, 20))):

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 from tests.wire import blipmq
+from tests.wire.records import Record, pack
 
 MAX_U64 = (1 << 64) - 1
 TOPICS = (b"a", b"demo", b"t" * 13, b"t" * 14, b"sensor/1", "grün".encode(), b"x" * 255)
@@ -37,14 +38,33 @@ def deliver_payload(r: random.Random, topic: bytes, value: bytes) -> bytes:
     return bytes((r.randrange(2),)) + r.randbytes(8) + blipmq.text(topic) + value
 
 
+def record_set(r: random.Random) -> bytes:
+    """Of a publisher, mostly sound."""
+
+    def one() -> Record:
+        names = (b"h", b"trace", b"quintet-x" if r.random() < 0.02 else b"n")
+        headers = tuple((r.choice(names), r.choice((None, b"", blob(r)))) for _ in range(r.randrange(3)))
+        value = None if r.random() < 0.1 else blob(r)
+        return Record(value, r.choice((None, None, b"", b"k", b"key")), headers, r.choice((None, None, 0, 5)))
+
+    made = pack(*[one() for _ in range(r.choice((1, 1, 2, 7)))])
+    return made if r.random() < 0.95 else made[: r.randrange(len(made))]
+
+
+def heads(r: random.Random) -> dict[bytes, int]:
+    """Targets of record sets that a connection knows, and their partitions."""
+    known = r.sample(TOPICS, r.randrange(len(TOPICS) + 1))
+    return {bytes((qos,)) + blipmq.text(topic): r.choice((1, 1, 3, 1000)) for topic in known for qos in (0, 1)}
+
+
 def frames(r: random.Random, count: int) -> list[bytes]:
     """Some runs of frames: long ones of one topic, mixed ones, and every other type."""
     out: list[bytes] = []
     while len(out) < count:
         run = r.choice((1, 1, 2, 5, 20))
-        kind = r.choice((3, 3, 3, 3, 5, 5, 9, 10, 4, 6, 7, 8))
+        kind = r.choice((3, 3, 3, 3, 5, 5, 9, 10, 4, 6, 7, 8, 11))
         if r.random() < 0.01:
-            kind = r.choice((1, 2, 0, 11, 255))
+            kind = r.choice((1, 2, 0, 12, 255))
         topic = r.choice(TOPICS if r.random() < 0.95 else BAD_TOPICS)
         value, first = blob(r), cid(r)
         subscription = r.choice((1, 1, 2, 0, r.getrandbits(64)))
@@ -54,6 +74,8 @@ def frames(r: random.Random, count: int) -> list[bytes]:
                 payload = publish_payload(r, topic, value if r.random() < 0.7 else blob(r))
             elif kind == 10:
                 payload = deliver_payload(r, topic, value)
+            elif kind == 11:
+                payload = bytes((r.choice((0, 1, 1, 2)),)) + blipmq.text(topic) + record_set(r)
             elif kind in (5, 9):
                 payload = blipmq.u64(subscription) if r.random() < 0.95 else r.randbytes(r.randrange(12))
             else:

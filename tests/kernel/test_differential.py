@@ -117,6 +117,7 @@ def reads(native: ModuleType, r: random.Random) -> None:
         for version in (1, 2):
             start = r.choice((0, 0, r.randrange(len(text) + 1)))
             same(native, "blip_split", text, start, version, r.choice((MAX_FRAME, MAX_FRAME, MAX_FRAME, 60)), b"o", NOW)
+        same(native, "blip_split", text, 0, 3, MAX_FRAME, b"o", NOW, generate.heads(r))
         same(native, "blip_received", text, 0, MAX_FRAME)
 
 

@@ -16,9 +16,12 @@ import pytest
 from quintet.kernel import pure, pure_tails
 from quintet.log.embedded.partitions import merging
 from quintet.model import clocks
+from tests.kernel import fly_frames, generate
 from tests.kernel.frames import native_twin, publish
-from tests.wire.blipmq import ping, pong
+from tests.wire import flymq
+from tests.wire.blipmq import ping, pong, records, text
 from tests.wire.fast import subscribe
+from tests.wire.records import Record, pack
 
 RUST: Final = Path(__file__).parents[2] / "kernel/src/tails.rs"
 NAMES: Final = [b"t%d" % number for number in range(6)]
@@ -33,7 +36,7 @@ class Twin:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.tails = kernel.Tails(bytes, 30_000, 100, 7)
+        self.tails = kernel.Tails(bytes, 3_000, 100, 7)
         self.routes = kernel.Routes()
         self.slots: list[int] = []
         self.handles: list[int] = []
@@ -86,6 +89,27 @@ class Twin:
             for number in range(choice.randint(1, 20))
         )  # fmt: skip
         return self.kernel.blip_append(self.tails, self.routes, data, 0, 1, FRAME_BYTES_MAX, b"blipmq:a", 1_000)
+
+    def read_sets(self, choice: random.Random) -> object:
+        """Record sets of known targets and of others, sound and not, between publishes."""
+        data = b"".join(
+            records(number, choice.choice(NAMES), choice.randrange(2), generate.record_set(choice)) if choice.random() < 0.7
+            else publish(choice.choice(NAMES), bytes(choice.randrange(200)), choice.random() < 0.05)
+            for number in range(choice.randint(1, 8))
+        )  # fmt: skip
+        sets = {bytes((qos,)) + text(name): 2 for name in choice.sample(NAMES, 5) for qos in (0, 1)}
+        where = (self.tails, self.routes, data, 0, 3, FRAME_BYTES_MAX, b"blipmq:a", choice.choice([900, 1_500]))
+        return self.kernel.blip_append(*where, sets, choice.random() < 0.9)
+
+    def produce_sets(self, choice: random.Random) -> object:
+        """The same of FlyMQ."""
+        data = b"".join(
+            fly_frames.record_set(choice, choice.choice(NAMES[:3]), choice.choice([-1, -1, 0, 1, 5]), 1)
+            for _ in range(choice.randint(1, 8))
+        )
+        counts = dict.fromkeys(NAMES[:3], 2)
+        where = (self.tails, self.routes, data, 0, FRAME_BYTES_MAX, counts, b"flymq:a", choice.choice([900, 1_500]), 1)
+        return self.kernel.fly_append(*where, choice.random() < 0.9)
 
     def produce(self, choice: random.Random) -> object:
         """Some partitions are there and some are not, some producers are idempotent."""
@@ -140,7 +164,7 @@ class Twin:
 
 ACTS: Final = (
     Twin.open, Twin.close, Twin.topic, Twin.remove, Twin.append, Twin.append, Twin.append, Twin.read_from, Twin.read_from, Twin.produce, Twin.produce,
-    Twin.send, Twin.send,
+    Twin.send, Twin.send, Twin.read_sets, Twin.produce_sets,
     Twin.seal, Twin.seal, Twin.trim, Twin.age, Twin.look,
 )  # fmt: skip
 
@@ -217,6 +241,57 @@ def test_a_produce_that_python_must_decide_is_not_appended(
     assert (bool(answers), len(items), tails.published(handle), tails.dirty) == (direct, not direct, direct, direct)
 
 
+def test_a_record_set_is_answered_by_what_a_reader_finds(k: ModuleType) -> None:
+    """Two sets of one read, by key in two partitions: offsets and times of the answers, and the order of the records."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    slots = [tails.open(1 << 20), tails.open(1 << 20)]
+    routes.add(b"t", tails.add_topic(slots), "t", True)
+    keys = [b"a", b"b", b"c", b"d"]
+    sets = [pack(*[Record(key, key, ((b"h", key),)) for key in keys]), pack(Record(b"one"))]
+    data = b"".join(flymq.frame(0x16, flymq.text(b"t") + struct.pack(">iI", -1, len(one)) + one, 1) for one in sets)
+    said = k.fly_append(tails, routes, data, 0, FRAME_BYTES_MAX, {b"t": 2}, b"o:o", 5_000_000, 1)
+    answers, items, end, fatal, unknown, last = said
+    assert (items, end, fatal, unknown, last) == ([], len(data), 0, None, "t")
+    tails.seal(9_000_000)
+    kept = [[row for batch in tails.read(slot, 0, 1 << 20) for row in k.rows(batch, 0, 10)] for slot in slots]
+    first, second = (one.payload for one in flymq.frames_of(answers))
+    groups = [struct.unpack_from(">iQIq", first, 4 + 24 * number) for number in range(2)]
+    order = struct.unpack_from(">4H", first, 4 + 2 * 24 + 4)
+    found = [iter(kept[partition][offset : offset + count]) for partition, offset, count, _ in groups]
+    assert [next(found[number])[2] for number in order] == keys
+    assert {time for *_, time in groups} == {5_000}
+    _, partition, offset, count, _, left = struct.unpack(">IiQIqI", second)
+    assert (kept[partition][offset][3], count, left) == (b"one", 1, 0)
+    assert all(time == 5_000_000 for rows in kept for _, time, *_ in rows)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "partition", "tail", "whole"),
+    [
+        (False, -1, b"", True),
+        (True, 1, b"", True),
+        (True, -1, flymq.producer(7, 0), True),
+        (True, -1, flymq.producer(0, 0) + bytes(10), True),
+        (True, -1, b"", False),
+        (True, -1, b"", True),
+    ],
+)
+def test_a_set_that_python_must_decide_is_not_appended(
+    k: ModuleType, keeps: bool, partition: int, tail: bytes, whole: bool
+) -> None:
+    """Nor the PRODUCE behind it. Control: the last one needs no decision."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    handle = tails.add_topic([tails.open(1 << 20)])
+    routes.add(b"t", handle, "t", keeps)
+    one = pack(Record(b"v"))
+    data = flymq.frame(0x16, flymq.text(b"t") + struct.pack(">iI", partition, len(one)) + one + tail, 1)
+    data += k.fly_produce(b"t", None, [b"behind"], -1, 0, 0, 1)
+    answers, items, end, *_ = k.fly_append(tails, routes, data, 0, FRAME_BYTES_MAX, {b"t": 1}, b"o:o", 1, 1, whole)
+    direct = keeps and whole and partition < 0 and not tail
+    assert (bool(answers), len(items), tails.published(handle), tails.dirty) == (direct, not direct, direct, direct)
+    assert 0 < end < len(data)
+
+
 @pytest.mark.parametrize("token", [b"good", b"other"])
 def test_a_fast_publish_goes_by_its_own_token_only(k: ModuleType, token: bytes) -> None:
     """Control: the token that the route was learnt with."""
@@ -251,10 +326,14 @@ def test_nothing_overtakes_what_python_must_decide(k: ModuleType) -> None:
         (new, 2, None),
         (kept, 2, None),
         (new + ping(1), 3, None),
+        (records(2, b"known", 1, pack(Record(b"x"))), 2, None),
+        (records(2, b"known", 0, b"\xff"), 2, None),
+        (records(2, b"known", 0, pack(Record(b"x"))), 0, "known"),
         (ping(1), 0, "known"),
         (b"", 0, "known"),
     ):
-        pongs, items, _, _, said = k.blip_append(tails, routes, front + known, 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
+        sets = {b"\0" + text(b"known"): 1, b"\1" + text(b"known"): 1}
+        pongs, items, _, _, said = k.blip_append(tails, routes, front + known, 0, 3, FRAME_BYTES_MAX, b"o:o", 1, sets)
         assert (len(items), said, pongs) == (left, last, pong(1) if front == ping(1) else b"")
 
 

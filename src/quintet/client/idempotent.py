@@ -195,8 +195,9 @@ class Sequencer:
             if outcome.refused:
                 self._refused(piece, outcome)
             else:
-                piece.places += outcome.places
-                self._settle(piece, Outcome(0, (), piece.places))
+                self._settle(
+                    piece, Outcome(0, (), [*piece.places, *outcome.places] if piece.places else outcome.places)
+                )
         elif isinstance(error, ConnectionLost) and self._channel.failed is None:
             piece.again()
         else:

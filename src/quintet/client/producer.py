@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
+from quintet import kernel
 from quintet.client.core.base import Channel, deadline
 from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.headers import Encoded, HeadersGiven, encode_headers
@@ -24,6 +25,7 @@ SHIP_BYTES: Final = 256 * 1024
 SENDS_MAX: Final = 200_000  # messages sent and not confirmed
 SEND_OVERHEAD_BYTES: Final = 64  # counted per message, so that empty ones are bounded too
 ERRORS_KEPT_MAX: Final = 1_000
+_pack_headers: Final = kernel.headers_pack
 
 
 class Producer:
@@ -115,10 +117,19 @@ class Producer:
                 hint="`await producer.ready()` and send again, or give the producer more max_bytes",
             )
         data = encode(value, self._topic)
-        size = len(data) + SEND_OVERHEAD_BYTES
-        encoded = encode_headers(headers) if headers else b""
-        if len(data) + len(encoded) > self._value_bytes_max:
+        encoded = b""
+        if type(headers) is dict and headers:
+            # What most give goes to the kernel as it is: a call in between would cost half as much as the packing.
+            try:
+                encoded = _pack_headers(headers)
+            except (OverflowError, TypeError, ValueError):
+                encoded = encode_headers(headers)  # raises what is wrong with them
+        elif headers:
+            encoded = encode_headers(headers)
+        size = len(data) + len(encoded)
+        if size > self._value_bytes_max:
             raise too_large(len(data), self._value_bytes_max - len(encoded))
+        size += SEND_OVERHEAD_BYTES
         if key is not None or partition is not None:
             size += self._route(key, partition)
         else:
@@ -130,7 +141,6 @@ class Producer:
             if self._headers is None:
                 self._headers = [b""] * len(self._buffer)
             self._headers.append(encoded)
-            size += len(encoded)
         self._buffer.append(data)
         self._buffer_bytes += size
         self._waiting += 1

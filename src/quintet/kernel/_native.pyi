@@ -173,7 +173,13 @@ def scatter(
 # -- BlipMQ -----------------------------------------------------------------------------------------------------------
 
 def blip_split(
-    data: Buffer, start: int, version: int, max_frame: int, origin: bytes, now: int
+    data: Buffer,
+    start: int,
+    version: int,
+    max_frame: int,
+    origin: bytes,
+    now: int,
+    sets: dict[bytes, int] | None = None,
 ) -> tuple[list[BlipItem], int, int]:
     """Split a read into what the session must act on: (items, consumed, fatal).
 
@@ -187,8 +193,11 @@ def blip_split(
       (0, cid, error)              a malformed PUBLISH, ACK or POLL: error 1 invalid PUBLISH payload, 2 empty topic,
                                    3 invalid QoS value, 4 topic contains NUL byte, 5 topic too long (over 255 bytes),
                                    6 invalid ACK payload, 7 invalid POLL payload, 8 subscription_id must be non-zero (ACK or POLL)
-      (type, cid, payload)         any other known frame (1 HELLO, 2 AUTH, 4 SUBSCRIBE, 6 NACK, 7 PING, 8 PONG, and 10
-                                   DELIVER when version is 2): payload as bytes
+      (11, cid, head, partitions, groups)  a RECORDS frame (version 3) whose head, [u8 qos][u16 n][topic] as on the wire, is in
+                                   `sets`, which has the partitions of its topic, and whose record set is sound: groups as of
+                                   records_split with partition -1, flags AT_MOST_ONCE when qos is 0
+      (type, cid, payload)         any other known frame (1 HELLO, 2 AUTH, 4 SUBSCRIBE, 6 NACK, 7 PING, 8 PONG, 10 DELIVER when
+                                   version is 2, and when it is 3 also 11 RECORDS and 12 MATCH): payload as bytes
     HELLO and AUTH (types 1 and 2) end the splitting after them, so that the session's new state counts for what follows.
     consumed: position behind the last whole frame taken. fatal: 0, or 1 length below 9, 2 length above max_frame,
     3 unknown frame type; the items before it are still good. For client-to-server use DELIVER is an unknown type in
@@ -229,11 +238,13 @@ def blip_append(
     max_frame: int,
     origin: bytes,
     now: int,
+    sets: dict[bytes, int] | None = None,
+    append_sets: bool = True,
 ) -> tuple[bytes, list[BlipItem], int, int, Target | None]:
     """As blip_split, with what was done at once: (pongs, items, consumed, fatal, topic). Publishes to topics that `routes` knows
     and that are there in `tails` are appended (those of QoS 1 only where the route keeps) and PINGs are answered, and neither is
-    among the items; until the first item: what comes behind that one comes out, too, so that nothing overtakes it. The last
-    entry is the topic appended to last, or None."""
+    among the items; until the first item: what comes behind that one comes out, too, so that nothing overtakes it. So are record
+    sets whose head is in `sets`, with append_sets. The last entry is the topic appended to last, or None."""
 
 # -- the newest part of partitions in memory --------------------------------------------------------------------------
 
@@ -383,12 +394,17 @@ def fly_split(
     data: Buffer, start: int, max_frame: int, counts: dict[bytes, int], origin: bytes, now: int
 ) -> tuple[list[FlyItem], int, int, bytes | None]:
     """Split a read into what the session must act on: (items, consumed, fatal, unknown). At most one run of PRODUCE
-    frames, then at most one other frame; call again from consumed until there are no items and nothing unknown.
+    frames, then at most one other frame, or one record set alone; call again from consumed until there are no items and
+    nothing unknown.
 
       (1, groups, order)    consecutive sound PRODUCE frames without compression (flags & 0x0E is 0). groups is
                             [(topic, partition, batch, count), ...], each an unsealed batch with `origin`, and with the
                             producer_id and first sequence of an idempotent producer; order is the group number of each
                             record in wire order, packed `<H`.
+      (22, groups, order)   a PRODUCE_RECORDS of up to 1 MiB without compression, schema, delay and transaction, whose topic is in
+                            counts and has the partition it asks for, and whose set is sound: groups and order as above,
+                            by partition as records_split does it. An idempotent producer's is one group with its id
+                            and sequence. Any other comes out as the next row says, for the session to judge.
       (op, flags, payload)  any other frame, and a PRODUCE that is compressed, whose payload has over 1 MiB or whose fields
                             do not add up (topic of 1 to 255 bytes, producer_id of 1 to 2**63 - 1). payload is bytes; one
                             of over 1 MiB is a view of `data`. Splitting stops behind it.
@@ -415,11 +431,13 @@ def fly_append(
     origin: bytes,
     now: int,
     flags: int,
+    append_sets: bool = True,
 ) -> tuple[bytes, list[FlyItem], int, int, bytes | None, Target | None]:
     """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A run of PRODUCE frames whose
     topics are all known to `routes`, keep and are there in `tails`, with partitions that are there and no idempotent producer, is
     appended and answered as by fly_produced, and is not among the items. Its records get the time `now`, or that of the turn
-    if it has one. The last entry is the topic appended to last, or None."""
+    if it has one. So are record sets, with append_sets: several that come one behind the other, up to about 1 MiB. The last entry
+    is the topic appended to last, or None."""
 
 def fly_split_one(
     payload: Buffer, counts: dict[bytes, int], origin: bytes

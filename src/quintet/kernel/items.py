@@ -10,8 +10,11 @@ BlipPublish = tuple[Literal[3], int, bytes, bytearray, bytes]  # qos, topic, bat
 BlipAcks = tuple[Literal[5], int, list[tuple[int, int]]]  # subscription, ranges of tags
 BlipPolls = tuple[Literal[9], int, list[int]]  # subscription, ids
 BlipMalformed = tuple[Literal[0], int, int]  # id, error
-BlipFrame = tuple[Literal[1, 2, 4, 6, 7, 8, 10, 11], int, bytes]  # id, payload
-BlipItem = BlipPublish | BlipAcks | BlipPolls | BlipMalformed | BlipFrame
+BlipFrame = tuple[Literal[1, 2, 4, 6, 7, 8, 10, 11, 12], int, bytes]  # id, payload
+BlipRecords = tuple[
+    Literal[11], int, bytes, int, list[tuple[int, bytearray, int]]
+]  # id, head, partitions, (partition, batch, count) of each
+BlipItem = BlipRecords | BlipPublish | BlipAcks | BlipPolls | BlipMalformed | BlipFrame
 
 FastPublish = tuple[Literal[3], bytes, int, bytearray | None, int]  # token, topic, batch, count
 FastCreate = tuple[Literal[1], bytes, bytes, int]  # token, name, flags
@@ -23,8 +26,9 @@ FastItem = FastRecords | FastPublish | FastCreate | FastSubscribe | FastRotate |
 
 FlyGroup = tuple[bytes, int, bytearray, int]  # topic, partition, batch, count
 FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each record
+FlyRecords = tuple[Literal[0x16], list[FlyGroup], bytes]  # the same of one record set
 FlyFrame = tuple[int, int, bytes | memoryview]  # operation, flags, payload
-FlyItem = FlyRun | FlyFrame
+FlyItem = FlyRun | FlyRecords | FlyFrame
 
 RecordGroups = tuple[
     list[tuple[int, bytearray, int]], bytes

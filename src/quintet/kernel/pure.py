@@ -22,7 +22,7 @@ from quintet.kernel.pure_batch import (
 )
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_cache import CacheMemory
-from quintet.kernel.pure_crc import crc32c
+from quintet.kernel.pure_crc import crc32c, fnv1a
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
 from quintet.kernel.pure_felix import (
     felix_batch,
@@ -33,7 +33,7 @@ from quintet.kernel.pure_felix import (
     felix_split,
 )
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
-from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a
+from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one
 from quintet.kernel.pure_records import (
     headers_pack,
     headers_unpack,

@@ -30,7 +30,7 @@ from quintet.kernel.pure_batch import (
     rows,
     view_of,
 )
-from quintet.kernel.pure_fly import fnv1a
+from quintet.kernel.pure_crc import fnv1a
 
 OFFSET, TIMESTAMP, VALUE, KEY, HEADERS, ORIGIN = (1 << bit for bit in range(6))
 ALL_COLUMNS = 63

@@ -21,6 +21,7 @@ from quintet.kernel.pure_batch import (
     pack,
     view_of,
 )
+from quintet.kernel.pure_records import ANY, records_split
 
 #   0        4      5                13
 #  |length  |type  |correlation_id  |payload...      big-endian; length counts everything behind itself
@@ -31,14 +32,17 @@ MIN_LENGTH = 9
 MAX_FRAME_CEILING_BYTES = 32 * 1024 * 1024
 MAX_TOPIC_BYTES = 255
 MAX_U16 = 0xFFFF
+MAX_I32 = 0x7FFFFFFF
 MAX_U32 = 0xFFFFFFFF
 MAX_U64 = 0xFFFFFFFFFFFFFFFF
 # A group's batch must stay under the batch limit of 64 MiB with its offsets and expiries.
 MAX_GROUP_BYTES = 32 * 1024 * 1024
 MAX_GROUP_RECORDS = 1024 * 1024
 
-ERROR, HELLO, AUTH, PUBLISH, ACK, POLL, DELIVER, MATCH = 0, 1, 2, 3, 5, 9, 10, 12
-LAST_TYPE = {1: POLL, 2: DELIVER, 3: MATCH}  # 3: version 2 with record sets and patterns, which Python takes apart
+ERROR, HELLO, AUTH, PUBLISH, ACK, POLL, DELIVER, RECORDS, MATCH = 0, 1, 2, 3, 5, 9, 10, 11, 12
+# 3: version 2 with record sets and patterns. Sessions take apart patterns, and the sets for which nobody was asked yet.
+LAST_TYPE = {1: POLL, 2: DELIVER, 3: MATCH}
+RECORDS_TOPIC_AT = 3  # in its payload
 TTL_BIT = 0x80
 MICROSECONDS_PER_MILLISECOND = 1000
 
@@ -184,6 +188,20 @@ class Splitter:
             self.ranges.append((cid, 1))
 
 
+def _known_set(sets: dict[bytes, int], payload: memoryview, origin: bytes, now: int) -> Item | None:
+    """The head of a RECORDS payload, [u8 qos][u16 n][topic], the partitions and its batches, if its target is known. None: a session looks at it."""
+    if len(payload) < RECORDS_TOPIC_AT:
+        return None
+    head = bytes(payload[: RECORDS_TOPIC_AT + (payload[1] << 8 | payload[2])])
+    count = sets.get(head)
+    if count is None or len(head) < RECORDS_TOPIC_AT + (head[1] << 8 | head[2]):
+        return None
+    if not 1 <= count <= MAX_I32:
+        raise ValueError("a topic has 1 to 2**31 - 1 partitions")
+    found = records_split(payload[len(head) :], ANY, count, origin, now, 0 if head[0] else AT_MOST_ONCE)
+    return (head, count, found[0]) if len(found) == 2 else None
+
+
 def _next_frame(view: memoryview, pos: int, max_frame: int, last_type: int) -> tuple[int, int, int, int]:
     """(end, type, cid, fatal) of the frame at pos. end 0: none yet. Length and type are judged as soon as they are in."""
     left = len(view) - pos
@@ -210,7 +228,13 @@ def _bounds(view: memoryview, start: int, max_frame: int) -> None:
 
 
 def blip_split(
-    data: Buffer, start: int, version: int, max_frame: int, origin: bytes, now: int
+    data: Buffer,
+    start: int,
+    version: int,
+    max_frame: int,
+    origin: bytes,
+    now: int,
+    sets: dict[bytes, int] | None = None,
 ) -> tuple[list[tuple[int, ...] | tuple[object, ...]], int, int]:
     view = view_of(data)
     _bounds(view, start, max_frame)
@@ -230,6 +254,8 @@ def blip_split(
             splitter.publish(view, pos + FRAME_BYTES, end, cid)
         elif kind in (ACK, POLL):
             splitter.ack_or_poll(kind, view, pos + FRAME_BYTES, end, cid)
+        elif kind == RECORDS and sets and (set := _known_set(sets, view[pos + FRAME_BYTES : end], origin, now)):
+            splitter.plain((kind, cid, *set))
         else:
             splitter.plain((kind, cid, bytes(view[pos + FRAME_BYTES : end])))
         pos = end

@@ -1,9 +1,10 @@
-"""CRC-32C for the pure twin: google_crc32c when it is installed, else a table. Nothing else lives here."""
+"""CRC-32C for the pure twin (google_crc32c when it is installed, else a table), and FNV-1a of keys. Nothing else lives here."""
 
 from quintet.kernel.buffer import Buffer
 
 POLYNOMIAL = 0x82F63B78
 MAX_U32 = 0xFFFFFFFF
+FNV_START, FNV_PRIME = 0x811C9DC5, 0x01000193
 
 
 def _table_entry(byte: int) -> int:
@@ -35,3 +36,11 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     if _extend is None:
         return crc32c_by_table(data, value)
     return int(_extend(value, data if isinstance(data, bytes) else bytes(data)))
+
+
+def fnv1a(key: Buffer) -> int:
+    """FNV-1a, 32 bit."""
+    value = FNV_START
+    for byte in memoryview(key).cast("B"):
+        value = (value ^ byte) * FNV_PRIME & MAX_U32
+    return value

@@ -23,6 +23,8 @@ from quintet.kernel.pure_batch import (
     pack,
     view_of,
 )
+from quintet.kernel.pure_crc import fnv1a
+from quintet.kernel.pure_records import records_split
 
 #   0      1         2    3       4        8
 #  |0xAF  |version  |op  |flags  |length  |payload...      big-endian; length counts the payload only
@@ -47,15 +49,16 @@ MAX_I32 = (1 << 31) - 1
 MAX_I64 = (1 << 63) - 1
 MICROSECONDS_PER_MILLISECOND = 1000
 
-PRODUCE, FETCH, FETCH_BINARY = 0x01, 0x07, 0x0B
+PRODUCE, FETCH, FETCH_BINARY, PRODUCE_RECORDS = 0x01, 0x07, 0x0B, 0x16
 COMPRESSION_BITS = 0x0E
 # "Choose for me": by the key if there is one.
 AUTO = -1
 
 BAD_MAGIC, BAD_VERSION, LONG_LENGTH, BAD_REPLY = 1, 2, 3, 4
-FNV_START, FNV_PRIME = 0x811C9DC5, 0x01000193
 
 Item = tuple[object, ...]
+
+_PRODUCER, _PRODUCER_AT = struct.Struct("<QI"), 48  # of a batch
 
 
 def _next_frame(view: memoryview, pos: int, max_frame: int) -> tuple[int, int, int, int]:
@@ -85,14 +88,6 @@ def _bounds(view: memoryview, start: int, max_frame: int, ceiling: int) -> None:
 def _small(name: str, number: int, low: int, high: int) -> None:
     if not low <= number <= high:
         raise OverflowError(f"{name} must be {low} to {high}")
-
-
-def fnv1a(key: Buffer) -> int:
-    """FNV-1a, 32 bit."""
-    value = FNV_START
-    for byte in view_of(key):
-        value = (value ^ byte) * FNV_PRIME & MAX_U32
-    return value
 
 
 # -- produces ---------------------------------------------------------------------------------------------------------
@@ -139,6 +134,63 @@ def _parse_produce(view: memoryview, at: int, end: int) -> Produce | None:
         producer_id,
         sequence,
     )
+
+
+class RecordSet(NamedTuple):
+    """A PRODUCE_RECORDS without schema, delay and transaction."""
+
+    topic: bytes
+    partition: int
+    data: memoryview
+    producer_id: int  # 0: without an idempotent producer
+    sequence: int
+
+
+def _parse_records(payload: memoryview) -> RecordSet | None:
+    """The PRODUCE_RECORDS of this payload, or None: its fields do not add up, or it has more of them.
+
+    0          2
+    |topic_len |topic...|partition i32|set_len u32|set...|producer_id u64, sequence u32?|
+    """
+    if len(payload) < 2:
+        return None
+    topic_end = 2 + (payload[0] << 8 | payload[1])
+    at = topic_end + 8
+    if at > len(payload):
+        return None
+    partition, size = struct.unpack_from(">iI", payload, topic_end)
+    producer_id = sequence = 0
+    if len(payload) - at - size == 12:
+        producer_id, sequence = struct.unpack_from(">QI", payload, at + size)
+    elif len(payload) - at != size:
+        return None
+    if producer_id > MAX_I64:
+        return None
+    return RecordSet(bytes(payload[2:topic_end]), partition, payload[at : at + size], producer_id, sequence)
+
+
+def _known_set(payload: memoryview, counts: dict[bytes, int]) -> RecordSet | None:
+    """A small record set whose topic is known and has its partition. None: Python looks at it."""
+    found = _parse_records(payload) if len(payload) <= LARGE_PAYLOAD_BYTES else None
+    return found if found is not None and AUTO <= found.partition < _count(counts, found.topic) else None
+
+
+def _count(counts: dict[bytes, int], topic: bytes) -> int:
+    """Its partitions; AUTO, which no partition is below: nobody knows it, or it was refused."""
+    count = counts.get(topic, 0)
+    if not 0 <= count <= MAX_I32:
+        raise ValueError("a topic has 0 (refused) to 2**31 - 1 partitions")
+    return count or AUTO
+
+
+def _split_set(found: RecordSet, count: int, origin: bytes, now: int) -> Item | None:
+    """Its groups and order, as those of a run. None: it is refused, and Python says why."""
+    split = records_split(found.data, found.partition, count, origin, now)
+    if len(split) == 3 or (found.producer_id and len(split[0]) > 1):
+        return None
+    if found.producer_id:
+        _PRODUCER.pack_into(split[0][0][1], _PRODUCER_AT, found.producer_id, found.sequence)
+    return PRODUCE_RECORDS, [(found.topic, *group) for group in split[0]], split[1]
 
 
 class Group:
@@ -227,7 +279,11 @@ def fly_split(
         plain = op == PRODUCE and not flags & COMPRESSION_BITS and not large
         got = _parse_produce(view, pos + FRAME_BYTES, end) if plain else None
         if got is None:
-            generic = (op, flags, payload if large else bytes(payload))
+            if op == PRODUCE_RECORDS and not flags & COMPRESSION_BITS and (found := _known_set(payload, counts)):
+                if run.order:
+                    break  # a set is a run of its own
+                generic = _split_set(found, counts[found.topic], origin, now)
+            generic = generic or (op, flags, payload if large else bytes(payload))
             pos = end
             break
         if pos > start and end - start > MAX_RUN_BYTES:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import Header, build, data_end, head_of, ints, locate, view_of
-from quintet.kernel.pure_fly import fnv1a
+from quintet.kernel.pure_crc import fnv1a
 
 NUMBER, TIME, ORIGIN, KEY, HEADERS, TTL, NULL = (1 << bit for bit in range(7))
 PUBLISHED = KEY | HEADERS | TTL | NULL

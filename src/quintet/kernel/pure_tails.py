@@ -15,20 +15,24 @@ from typing import Generic, NamedTuple, TypeVar
 
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import head_of, locate, merge, place
-from quintet.kernel.pure_blip import PUBLISH, blip_split
+from quintet.kernel.pure_blip import PUBLISH, RECORDS, RECORDS_TOPIC_AT, blip_split
 from quintet.kernel.pure_fast import fast_split
-from quintet.kernel.pure_fly import fly_produced, fly_split
+from quintet.kernel.pure_fly import FRAME, MAGIC, PRODUCE_RECORDS, VERSION, fly_produced, fly_split
 
 MERGE_INPUT_BYTES_MAX = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
 MERGE_OUTPUT_BYTES_MAX = 1024 * 1024
 IN_ORDER_US = 60_000_000  # as in model/clocks.py: a clock that was set back by more is believed
 PING, PONG = 7, 8
 PONG_BYTES = 9
+SETS_BYTES_MAX = 1024 * 1024  # record sets that one call appends: behind so much, the session looks at the time
+SET_OP = bytes((PRODUCE_RECORDS,))
+MICROSECONDS_PER_MILLISECOND = 1000
 FAST_PUBLISH, FAST_OK = 3, 0x7E
 
 _SPARSE = 64
 _KIND = struct.Struct("<12xHH32xQ")  # flags, columns, producer_id
 _FRAME = struct.Struct(">IBQ")
+_SET_GROUP = struct.Struct(">iQIq")  # partition, offset, count, timestamp_ms
 _OK = struct.Struct(">BBIHB")
 _SPAN = struct.Struct("<28xI")
 _MAX_TIMESTAMP = struct.Struct("<40xq")
@@ -397,8 +401,10 @@ def blip_append(
     max_frame: int,
     origin: bytes,
     now: int,
+    sets: dict[bytes, int] | None = None,
+    append_sets: bool = True,
 ) -> tuple[bytes, list[tuple[int, ...] | tuple[object, ...]], int, int, Target | None]:
-    items, end, fatal = blip_split(data, start, version, max_frame, origin, now)
+    items, end, fatal = blip_split(data, start, version, max_frame, origin, now, sets)
     pongs = b""
     left: list[tuple[int, ...] | tuple[object, ...]] = []
     last: Target | None = None
@@ -411,12 +417,35 @@ def blip_append(
             if known is not None and (qos == 0 or known[2]) and tails.publish(known[0], batch, len(ids) >> 3):
                 last = known[1]
                 continue
+        if (
+            direct
+            and append_sets
+            and item[0] == RECORDS
+            and len(item) == 5
+            and (route := _append_set(tails, routes, item, now))
+        ):
+            last = route[1]
+            continue
         if direct and item[0] == PING:
             pongs += _FRAME.pack(PONG_BYTES, PONG, item[1])
             continue
         direct = False  # what comes behind it must not overtake it
         left.append(item)
     return pongs, left, end, fatal, last
+
+
+def _append_set(
+    tails: Tails[View], routes: Routes[Target], item: tuple[object, ...], now: int
+) -> tuple[int, Target, bool] | None:
+    """Where a record set went, if its topic is known and all its partitions are there."""
+    _, _, head, _, groups = item
+    assert isinstance(head, bytes) and isinstance(groups, list)
+    route = routes.find(head[RECORDS_TOPIC_AT:])
+    if route is None or (head[0] and not route[2]) or not all(tails.takes(route[0], group[0]) for group in groups):
+        return None
+    for partition, batch, count in groups:
+        tails.publish_at(route[0], partition, batch, count, now)
+    return route
 
 
 def fast_append(
@@ -464,11 +493,32 @@ def fly_append(
     origin: bytes,
     now: int,
     flags: int,
+    append_sets: bool = True,
 ) -> tuple[bytes, list[tuple[object, ...]], int, int, bytes | None, Target | None]:
-    items, end, fatal, unknown = fly_split(data, start, max_frame, counts, origin, now)
-    if not items or not isinstance(items[0][1], list):
-        return b"", items, end, fatal, unknown, None
-    _, groups, order = items[0]
+    answers = b""
+    last: Target | None = None
+    at = start
+    while True:
+        items, end, fatal, unknown = fly_split(data, at, max_frame, counts, origin, now)
+        kind = items[0][0] if items and isinstance(items[0][1], list) else None
+        if kind is None or not (append_sets or kind != PRODUCE_RECORDS):
+            return answers, items, end, fatal, unknown, last
+        done = _append_run(tails, routes, items[0], now, flags)
+        if done is None:
+            return answers, items, end, fatal, unknown, last
+        answers, last = answers + done[0], done[1]
+        view = memoryview(data).cast("B")
+        # Sets often come one behind the other, as small frames.
+        if kind != PRODUCE_RECORDS or end - start >= SETS_BYTES_MAX or view[end + 2 : end + 3] != SET_OP:
+            return answers, items[1:], end, fatal, unknown, last
+        at = end
+
+
+def _append_run(
+    tails: Tails[View], routes: Routes[Target], run: tuple[object, ...], now: int, flags: int
+) -> tuple[bytes, Target] | None:
+    """The answers to a run of PRODUCE frames or a record set, and the topic appended to last. None: Python looks at it."""
+    kind, groups, order = run
     assert isinstance(groups, list) and isinstance(order, bytes)
     found = [routes.find(topic) for topic, *_ in groups]
     known = [route for route in found if route is not None and route[2]]
@@ -476,8 +526,22 @@ def fly_append(
         tails.takes(route[0], partition) and not _KIND.unpack_from(batch)[2]
         for route, (_, partition, batch, _) in zip(known, groups, strict=True)
     ):
-        return b"", items, end, fatal, unknown, None
+        return None
     placed = []
     for route, (topic, partition, batch, count) in zip(known, groups, strict=True):
         placed.append((topic, tails.publish_at(route[0], partition, batch, count, now), batch, b""))
-    return fly_produced(placed, order, flags), items[1:], end, fatal, unknown, known[-1][1]
+    answer = _set_answer(placed, order, flags) if kind == PRODUCE_RECORDS else fly_produced(placed, order, flags)
+    return answer, known[-1][1]
+
+
+def _set_answer(groups: list[tuple[bytes, int, bytearray, bytes]], order: bytes, flags: int) -> bytes:
+    """The answer to a PRODUCE_RECORDS whose groups are placed."""
+    out = struct.pack(">I", len(groups))
+    for _, partition, batch, _ in groups:
+        head = head_of(memoryview(batch), 0)
+        out += _SET_GROUP.pack(
+            partition, head.base_offset, head.records, head.timestamp // MICROSECONDS_PER_MILLISECOND
+        )
+    numbers = struct.unpack(f"<{len(order) // 2}H", order) if len(groups) > 1 else ()
+    out += struct.pack(f">I{len(numbers)}H", 2 * len(numbers), *numbers)
+    return FRAME.pack(MAGIC, VERSION, PRODUCE_RECORDS, flags, len(out)) + out

@@ -29,6 +29,7 @@ from tests.protocols.flymq.helpers import (
     request,
 )
 from tests.protocols.flymq.tour import tour
+from tests.wire.records import Record, pack
 
 
 @pytest.fixture
@@ -41,9 +42,10 @@ def sim() -> SimBroker:
 
 class FlyLaws(DoorLaws):
     dialect: frames.Dialect
+    options: BrokerOptions | None = None
 
     def run(self, chunks: list[int]) -> tuple[bytes, str | None]:
-        sim = make_sim()
+        sim = make_sim(self.options)
         peer = Peer(
             sim, lambda b, s, n: FlySession(b, s, n, FlymqListener(dialect=self.dialect), address="127.0.0.1:9092")
         )
@@ -58,6 +60,10 @@ class CoreLaws(FlyLaws):
     def script(self) -> bytes:
         def produce(value: bytes, topic: str = "t", key: bytes = b"", partition: int = 0) -> bytes:
             return request("PRODUCE", topic=topic, key=key, value=value, partition=partition)
+
+        def sets(*given: Record, **fields: Any) -> bytes:
+            asked: dict[str, Any] = {"topic": "t", "partition": 0, "records": pack(*given)}
+            return request("PRODUCE_RECORDS", **asked | fields)
 
         once: dict[str, Any] = {
             "topic": "t",
@@ -77,6 +83,10 @@ class CoreLaws(FlyLaws):
             + raw(0x6E) + raw(1, b"\0") + produce(b"hidden", "__topics")
             + request("CONSUME", topic="t", partition=0, offset=99)
             + request("TXN_BEGIN")
+            + sets(Record(b"s", None, ((b"h", b"1"),))) + produce(b"e") + sets(Record(b"s"), Record(None, b"k")) + sets(Record(b"s"), topic="u")
+            + sets(Record(b"bad", None, ((b"quintet-x", b""),))) + sets(Record(b"s"), partition=9) + sets(Record(b"m"), topic="new")
+            + sets(Record(b"once"), producer_id=6, sequence=0) + sets(Record(b"once"), producer_id=6, sequence=0)
+            + sets(Record(b"late"), producer_id=0, sequence=0, schema="", delay_ms=5)
             + produce(b"e") + b"\xae"
         )  # fmt: skip
 
@@ -87,6 +97,13 @@ class TestCoreLawsDocument(CoreLaws):
 
 class TestCoreLawsSdk(CoreLaws):
     dialect = "sdk"
+
+
+class TestCoreLawsInMemory(CoreLaws):
+    """Where the kernel appends and answers."""
+
+    dialect = "document"
+    options = BrokerOptions(topics=TopicPolicy([TopicRule("*")], "memory"))
 
 
 class EveryOperation(FlyLaws):

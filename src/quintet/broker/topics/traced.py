@@ -9,8 +9,8 @@ from quintet.model.batch import RecordBatch
 
 
 class TracedTopic(Topic):
-    """Looks for sampled messages in what is published (delivery/traces.py). What the kernel appends by itself has no headers, so
-    nothing is missed there."""
+    """Looks for sampled messages in what is published (delivery/traces.py). Sessions let the kernel append by itself only what has no
+    headers while messages are followed, so nothing is missed there."""
 
     __slots__ = ("_traces",)
 

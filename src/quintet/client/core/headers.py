@@ -68,6 +68,7 @@ class Headers(Mapping[str, bytes | None]):
 
 EMPTY: Final = Headers()
 _U32: Final = struct.Struct(">I")
+_pack: Final = kernel.headers_pack
 
 
 def encode_headers(given: HeadersGiven | None) -> Encoded:
@@ -78,7 +79,7 @@ def encode_headers(given: HeadersGiven | None) -> Encoded:
     # A dict, which most give, is asked for by its type: isinstance with an abstract class costs as much as all the rest.
     pairs = given if type(given) is dict else _pairs(given)
     try:
-        return kernel.headers_pack(pairs)
+        return _pack(pairs)
     except OverflowError:
         raise _refusal(pairs) from None
     except (TypeError, ValueError) as error:

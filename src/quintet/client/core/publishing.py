@@ -11,7 +11,7 @@ Nothing is sent twice here. A retry is a new call, made by Producer or Bus on th
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, overload
 
 from quintet.client.core.errors import Timeout
 from quintet.client.core.headers import Encoded
@@ -36,6 +36,33 @@ class Load(NamedTuple):
     sequence: int = 0
     compression: str | None = None  # None: as the URL says
     headers: Sequence[Encoded] | None = None
+
+
+class Run(Sequence[tuple[int, int, int]]):
+    """The places of messages that are one behind the other: a tuple for each is made only for who looks at it."""
+
+    __slots__ = ("_count", "_first", "_partition", "_time")
+
+    def __init__(self, partition: int, first: int, count: int, time: int) -> None:
+        self._partition = partition
+        self._first = first
+        self._count = count
+        self._time = time
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int, int]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[tuple[int, int, int]]: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[int, int, int] | list[tuple[int, int, int]]:
+        offsets = range(self._first, self._first + self._count)[at]
+        if isinstance(offsets, int):
+            return self._partition, offsets, self._time
+        return [(self._partition, offset, self._time) for offset in offsets]
 
 
 class Outcome(NamedTuple):
@@ -67,7 +94,7 @@ def fail(future: "asyncio.Future[T]", error: BaseException) -> None:
 class PublishCall:
     """One publish call: what it sends, how many of its messages have no answer yet, and the future of its caller."""
 
-    __slots__ = ("done", "expires", "failures", "first", "left", "load", "places", "refused", "timeout", "wait")
+    __slots__ = ("done", "expires", "failures", "first", "left", "load", "places", "refused", "run", "timeout", "wait")
 
     def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
         self.load = load
@@ -77,6 +104,7 @@ class PublishCall:
         self.left = len(load.values)
         self.first = 0  # the number of its first message on the wire, where messages are numbered
         self.places: list[tuple[int, int, int] | None] = []
+        self.run: Run | None = None  # instead of places, if the server has told of all of them at once
         self.refused = 0
         self.failures: list[tuple[int, QuintetError]] = []
         self.timeout: WriteTimeout | None = None
@@ -101,10 +129,11 @@ class PublishCall:
             timeout.call_ended()
         if self.done.done():
             return
-        if durable and not self.refused and not self.places:
+        places = self.run or self.places
+        if durable and not self.refused and not places:
             self.done.set_result(_STORED)
         else:
-            self.done.set_result(Outcome(self.refused, tuple(self.failures), self.places, durable))
+            self.done.set_result(Outcome(self.refused, tuple(self.failures), places, durable))
 
     def fail(self, error: BaseException) -> None:
         timeout = self.timeout

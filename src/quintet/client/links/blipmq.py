@@ -94,11 +94,14 @@ class Unspoken(ProtocolError):
     """The server does not speak the version that was asked for."""
 
 
+# How refusals of a record set begin (protocols/records.py).
+_SET_REFUSALS: Final = ("record ", "a record set", "the name of header", "a header name")
 # NACK code -> [(text it starts with, error, what to do)], first match wins.
 _NACKS: Final[dict[int, tuple[tuple[str, type[QuintetError], str], ...]]] = {
     400: (
         ("empty topic", BadName, "a topic has 1 to 255 bytes of UTF-8 without NUL"),
         ("topic", BadName, "a topic has 1 to 255 bytes of UTF-8 without NUL"),
+        *((start, BadRequest, "the text says which record, and why") for start in _SET_REFUSALS),
         ("", ProtocolError, "the server did not accept what this client sent: are their versions far apart?"),
     ),
     401: (
@@ -269,26 +272,31 @@ class BlipConnection(SocketConnection, PushConnection, MatchConnection):
 
     def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one kind in one kernel call, everything in one write."""
-        parts = [self._encode(run) for run in runs(calls, _like)]
+        alike = list(runs(calls, _like))
+        for run in alike:
+            for call in run:
+                call.first = self._new_id(len(call.load.values))
         waiting = [call for call in calls if call.load.qos]
+        pings = []
         if waiting:
-            ping = self._new_id()
-            parts.append(codec.ping(ping))
-            self._groups.append(_Group(ping, waiting))
+            id = self._new_id()  # above those of what it completes
+            pings.append(codec.ping(id))
+            self._groups.append(_Group(id, waiting))
+        if len(alike) == 1 and _is_whole(
+            calls[0].load
+        ):  # a set and its PING are made in one piece: joining them is a copy
+            parts = [self._encode(calls, b"".join(pings))]
+        else:
+            parts = [self._encode(run) for run in alike] + pings
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def _encode(self, calls: Sequence[PublishCall]) -> bytes:
-        head = calls[0].load
+    def _encode(self, calls: Sequence[PublishCall], behind: bytes = b"") -> bytes:
+        """Frames of one kind; with what comes behind a record set."""
+        head, first = calls[0].load, calls[0].first
         if _is_whole(head):
-            calls[0].first = self._new_id(len(head.values))
-            front = codec.records_head(calls[0].first, head.topic.encode(), head.qos, 0)
-            return kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms, front, b"", _LENGTH_AT)
-        values = values_of(calls)
-        first = id = self._new_id(len(values))
-        for call in calls:
-            call.first = id
-            id += len(call.load.values)
-        return kernel.blip_publish(head.topic.encode(), head.qos, values, first, head.ttl_ms)
+            front = codec.records_head(first, head.topic.encode(), head.qos, 0)
+            return kernel.records_pack(head.values, head.keys, head.headers, head.ttl_ms, front, behind, _LENGTH_AT)
+        return kernel.blip_publish(head.topic.encode(), head.qos, values_of(calls), first, head.ttl_ms)
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
@@ -331,7 +339,7 @@ class BlipConnection(SocketConnection, PushConnection, MatchConnection):
     def _records(self, payload: bytes) -> None:
         parsed = codec.parse_records(payload)
         try:
-            if parsed is None:
+            if isinstance(parsed, int):
                 raise ValueError("its topic does not fit")
             qos, topic, data = parsed
             rows = kernel.records_received(data, qos)

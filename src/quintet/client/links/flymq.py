@@ -51,6 +51,7 @@ from quintet.client.core.publishing import (
     Outcome,
     PublishCall,
     PublishQueue,
+    Run,
     WriteTimeout,
     columns_of,
     complete,
@@ -200,6 +201,10 @@ class _Records(_Ask):
         self.placed(_places(cast(Fields, result)))
 
     def placed(self, places: Sequence[tuple[int, int, int] | None]) -> None:
+        if len(self._calls) == 1 and isinstance(places, Run) and len(places) == self._calls[0].left:
+            self._calls[0].run = places
+            self._calls[0].answered(len(places))
+            return
         at = 0
         for call in self._calls:
             count = len(call.load.values)
@@ -498,7 +503,7 @@ class FlyConnection(SocketConnection, FetchConnection, MatchConnection):
             number, partition, offset, count, time, order = _ONE_GROUP.unpack(payload)
             if number == 1 and not order:
                 self._line.popleft()
-                head.placed([(partition, offset + at, time) for at in range(count)])
+                head.placed(Run(partition, offset, count, time))
                 return
         try:
             fields = codec.answer_layout(head.operation, self._dialect).decode(memoryview(payload))

@@ -29,6 +29,7 @@ from quintet.protocols.blipmq.frames import (
     PUBLISH_HEAD,
     RECORDS,
     SUBSCRIBE,
+    TOPIC_BYTES_MAX,
     U16,
     U64,
     WORD,
@@ -167,15 +168,18 @@ def parse_subscribe(payload: bytes) -> tuple[bytes, int] | None:
     return payload[2 : 2 + n], payload[2 + n]
 
 
-def parse_records(payload: bytes) -> tuple[int, bytes, memoryview] | None:
-    """(qos, topic, record set)."""
+def parse_records(payload: bytes) -> tuple[int, bytes, memoryview] | int:
+    """(qos, topic, record set), or the number of what is wrong, as of a PUBLISH (errors.MALFORMED)."""
     if len(payload) < PUBLISH_HEAD.size:
-        return None
+        return 1
     qos, n = PUBLISH_HEAD.unpack_from(payload)
     end = PUBLISH_HEAD.size + n
-    if len(payload) < end or not _is_utf8(payload[PUBLISH_HEAD.size : end]):
-        return None
-    return qos, payload[PUBLISH_HEAD.size : end], memoryview(payload)[end:]
+    topic = payload[PUBLISH_HEAD.size : end]
+    if len(payload) < end or not _is_utf8(topic):
+        return 1
+    if not topic or qos > 1 or b"\0" in topic or n > TOPIC_BYTES_MAX:
+        return 2 if not topic else 3 if qos > 1 else 4 if b"\0" in topic else 5
+    return qos, topic, memoryview(payload)[end:]
 
 
 def parse_match(payload: bytes) -> tuple[int, list[str]] | None:

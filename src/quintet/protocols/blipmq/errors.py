@@ -49,6 +49,7 @@ BROKER: Final[tuple[tuple[type[errors.QuintetError], int, str], ...]] = (
     (errors.AuthError, 401, ""),
     (errors.Forbidden, 401, ""),
     (errors.BadName, 400, ""),
+    (errors.BadRequest, 400, ""),
     (errors.TooLarge, 400, ""),
     (errors.ProtocolError, 400, ""),
     (errors.ConfigError, 500, ""),
@@ -58,6 +59,11 @@ BROKER: Final[tuple[tuple[type[errors.QuintetError], int, str], ...]] = (
     (errors.ShuttingDown, 500, "durable publish failed: "),
     (errors.QuintetError, 500, ""),
 )
+
+
+def refused_set(error: errors.QuintetError) -> tuple[int, str]:
+    """The same for a record set that cannot be taken, whichever limit it breaks: it would be refused again, and 500 is transient."""
+    return 400, message_of(error)
 
 
 def to_nack(error: Exception) -> tuple[int, str]:

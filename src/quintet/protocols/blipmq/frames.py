@@ -75,6 +75,7 @@ OURS: Final = 0x5102  # version 2 and the words of a consumer; far from the numb
 WHOLE: Final = 0x5103  # OURS, and records with key, headers, time and origin (ADR 33), and patterns of topics (ADR 34)
 VERSIONS: Final = (1, 2, OURS, WHOLE)
 TOPIC_BYTES_MAX: Final = 255
+RECORDS_TOPIC_AT: Final = 3  # in its payload
 RECORDS_OVERHEAD_BYTES: Final = 13 + 3 + TOPIC_BYTES_MAX  # of a RECORDS frame beside its set
 
 HEADER: Final = struct.Struct(">IBQ")

@@ -27,7 +27,14 @@ from quintet.delivery.subscription import Subscription
 from quintet.kernel.items import BlipItem, BlipPublish
 from quintet.model import limits
 from quintet.model.batch import AT_MOST_ONCE, RecordBatch
-from quintet.model.errors import AuthError, BadRequest, LimitExceeded, ProtocolError, QuintetError, message_of
+from quintet.model.errors import (
+    AuthError,
+    LimitExceeded,
+    ProtocolError,
+    QuintetError,
+    TopicNotFound,
+    message_of,
+)
 from quintet.protocols import records
 from quintet.protocols.base import (
     CLAIM_BYTES_MIN,
@@ -39,9 +46,9 @@ from quintet.protocols.base import (
     SessionConnection,
     Slot,
     in_pieces,
-)
+)  # fmt: skip
 from quintet.protocols.blipmq import codec, errors, frames
-from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
+from quintet.protocols.blipmq.mapping import Publish, offset_of, origin_of, tag_of
 
 # How frames of a version are laid out: OURS has those of 2; 3 is 2 with record sets.
 LAYOUTS: Final = {1: 1, 2: 2, frames.OURS: 2, frames.WHOLE: 3}
@@ -54,22 +61,12 @@ AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
 POLL_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one run of POLLs; then the peer must take some
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
+SETS_KNOWN_MAX: Final = 20_000  # targets of record sets that a connection remembers
 POLLS_AT_ONCE: Final = 256  # answered together; each may be a batch of its own in the log
+_Group = tuple[int, bytearray, int]  # partition, batch and count of records of a set
 _IDS: Final = struct.Struct("<Q")
 _HEADER: Final = frames.HEADER.pack
 _NOTHING_KNOWN: Final[kernel.Routes[Topic]] = kernel.Routes()  # of every session that has published nothing yet
-
-
-class _Publish(Slot):
-    """The reply slot of a durable publish on its way, how many batches it is, and the ids to refuse if one of them fails."""
-
-    __slots__ = ("error", "ids", "missing")
-
-    def __init__(self, ids: bytes, missing: int = 1) -> None:
-        self.data = None
-        self.ids = ids
-        self.missing = missing
-        self.error: Exception | None = None
 
 
 class BlipSession:
@@ -78,8 +75,8 @@ class BlipSession:
     holding = False  # every frame is taken when it is whole: late answers wait in their slots
 
     __slots__ = (
-        "_asked", "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_matching", "_origin", "_peer",
-        "_polls", "_principal", "_replies", "_routes", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "_append_sets", "_asked", "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_matching", "_origin", "_peer",
+        "_polls", "_principal", "_replies", "_routes", "_sets", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
 
@@ -114,6 +111,10 @@ class BlipSession:
         self._tails = broker.tails
         self._routes: kernel.Routes[Topic] = _NOTHING_KNOWN  # where the kernel appends by itself
         self._targets: dict[tuple[bytes, int], Topic] | None = None  # where `_publish` does
+        self._sets: dict[bytes, int] | None = (
+            None  # heads of RECORDS frames that the kernel takes apart, and partitions
+        )
+        self._append_sets = broker.traces is None  # sampled messages are looked for in headers, by TracedTopic.publish
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
         self._left: list[BlipItem] | None = None  # requests for a later turn; their bytes are consumed
@@ -155,8 +156,9 @@ class BlipSession:
                 self._act_all(left)
                 continue
             split = kernel.blip_append(
-                self._tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now
-            )
+                self._tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now, self._sets,
+                self._append_sets,
+            )  # fmt: skip
             pongs, items, end, fatal, appended_to = split
             if appended_to is not None:
                 self._topic = appended_to
@@ -197,7 +199,7 @@ class BlipSession:
                 return
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
-        assert isinstance(token, _Publish)
+        assert isinstance(token, Publish)
         if error is not None:
             self._forget_targets()  # ask again: the topic may not be what was promised
             token.error = error
@@ -341,8 +343,11 @@ class BlipSession:
         elif item[0] == frames.MALFORMED:
             _, correlation_id, number = item
             self._nack(correlation_id, errors.MALFORMED[number])
+        elif item[0] == frames.RECORDS and len(item) == 5:
+            _, self._asked, head, partitions, groups = item
+            self._publish_split(self._asked, head, partitions, groups)
         else:
-            assert item[0] != frames.PUBLISH
+            assert len(item) == 3
             self._act_on_frame(*item)
 
     def _act_on_frame(self, kind: int, correlation_id: int, payload: bytes) -> None:
@@ -378,7 +383,7 @@ class BlipSession:
                 topic.publish(batch, len(ids) >> 3, False, None)
             else:
                 # "PUBLISH": QoS 1 is durable first; a failure is NACK 500 with the reason.
-                slot = _Publish(ids)
+                slot = Publish(ids)
                 topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, slot))
                 self._replies.add(slot)
             if topic.in_memory:
@@ -392,32 +397,54 @@ class BlipSession:
     def _publish_records(self, correlation_id: int, payload: bytes) -> None:
         """A record set, which is taken whole or not at all; refused like a PUBLISH."""
         parsed = codec.parse_records(payload)
-        if parsed is None:
-            return self._nack(correlation_id, errors.MALFORMED[1])
+        if isinstance(parsed, int):
+            return self._nack(correlation_id, errors.MALFORMED[parsed])
         qos, name, data = parsed
-        wrong = (
-            2 if not name else 3 if qos > 1 else 4 if b"\0" in name else 5 if len(name) > frames.TOPIC_BYTES_MAX else 0
-        )
-        if wrong:
-            return self._nack(correlation_id, errors.MALFORMED[wrong])
         assert self._principal is not None
         try:
             topic = self._broker.publish_target(self._principal, name, qos > 0, self._peer)
-            now = self._broker.scheduler.now()
-            found = records.split(data, len(topic.partitions), self._origin, now, flags=0 if qos else AT_MOST_ONCE)
-            slot = _Publish(_IDS.pack(correlation_id), len(found.groups)) if qos else None
-            if slot is not None:
-                self._replies.add(slot)
-            done = None if slot is None else partial(self._sink.appended, slot)
-            for partition, batch, count in found.groups:
-                try:
-                    topic.publish(batch, count, qos > 0, done, partition)
-                except QuintetError as error:
-                    if slot is None:
-                        raise
-                    self.on_appended(slot, 0, error)
         except QuintetError as error:
             return self._nack(correlation_id, errors.to_nack(error))
+        try:
+            flags, now = 0 if qos else AT_MOST_ONCE, self._broker.scheduler.now()
+            groups, _ = records.split(data, len(topic.partitions), self._origin, now, flags=flags)
+        except QuintetError as error:
+            return self._nack(correlation_id, errors.refused_set(error))
+        if self._sets is None or len(self._sets) >= SETS_KNOWN_MAX:
+            self._sets = {}
+        self._sets[payload[: frames.RECORDS_TOPIC_AT + len(name)]] = len(topic.partitions)
+        return self._append_groups(correlation_id, topic, qos, groups)
+
+    def _publish_split(self, correlation_id: int, head: bytes, partitions: int, groups: Sequence[_Group]) -> None:
+        """The same of a set that the kernel has split, because one for the same target came before."""
+        qos, name = head[0], head[frames.RECORDS_TOPIC_AT :]
+        assert self._principal is not None
+        try:
+            topic = self._broker.publish_target(self._principal, name, qos > 0, self._peer)
+            if partitions != len(topic.partitions):  # its keys chose among others
+                self._forget_targets()
+                what = f"topic {topic.name!r} was deleted and made again with {len(topic.partitions)} partitions"
+                raise TopicNotFound(what, hint="publish again")
+        except QuintetError as error:
+            return self._nack(correlation_id, errors.to_nack(error))
+        return self._append_groups(correlation_id, topic, qos, groups)
+
+    def _append_groups(self, correlation_id: int, topic: Topic, qos: int, groups: Sequence[_Group]) -> None:
+        """The batches of one record set. Whatever becomes of them, the set has one answer, and that only if it failed."""
+        slot = done = None
+        if qos:
+            slot = Publish(_IDS.pack(correlation_id), len(groups))
+            self._replies.add(slot)
+            done = partial(self._sink.appended, slot)
+        for partition, batch, count in groups:
+            try:
+                topic.publish(batch, count, qos > 0, done, partition)
+            except QuintetError as error:
+                if slot is None:
+                    return self._nack(correlation_id, errors.to_nack(error))
+                self.on_appended(slot, 0, error)
+        if topic.in_memory:
+            self._know(topic.raw, topic, qos)
         self._topic = topic
         return None
 
@@ -430,7 +457,7 @@ class BlipSession:
             self._routes.add(name, handle, topic, qos > 0 and not topic.bounded)
 
     def _forget_targets(self) -> None:
-        self._targets = None
+        self._targets = self._sets = None
         self._routes = _NOTHING_KNOWN
 
     def _refusal(self, ids: bytes, error: Exception) -> bytes:
@@ -516,8 +543,7 @@ class BlipSession:
         self._matching = False
         if names is None:
             assert error is not None
-            code, text = errors.to_nack(error)
-            self._replies.fill(slot, codec.nack(correlation_id, 400 if isinstance(error, BadRequest) else code, text))
+            self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
         else:
             self._replies.fill(slot, codec.matched(correlation_id, version, [name.encode() for name in names]))
 

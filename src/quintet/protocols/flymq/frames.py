@@ -28,6 +28,7 @@ from quintet.model.rights import Right
 
 HEADER: Final = struct.Struct(">BBBBI")
 HEADER_BYTES: Final = HEADER.size
+CODE_AT: Final = 2  # in a frame
 MAGIC: Final = 0xAF
 VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 33_554_432  # of the payload (document, "Constants")

@@ -91,7 +91,7 @@ class Producing:
 
     __slots__ = (
         "_broker", "_dialect", "_epoch", "_last", "_origin", "_peer", "_principal", "_replies", "_rest", "_sink", "_targets",
-        "counts", "routes", "tails", "unfinished",
+        "append_sets", "counts", "routes", "tails", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,7 @@ class Producing:
         self.counts: dict[bytes, int] = {}  # partitions of each target, as kernel.fly_split takes them; 0: refused
         self.tails = broker.tails
         self.routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends and answers by itself
+        self.append_sets = broker.traces is None  # sampled messages are looked for in headers, by TracedTopic.publish
         self._last: Topic | None = None
         # What the turn had no time for: the run, its groups, the first of those that are left, their targets, the epoch.
         self._rest: tuple[Run, list[FlyGroup], int, list[Target], int] | None = None

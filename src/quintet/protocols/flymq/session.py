@@ -41,7 +41,7 @@ from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, Sess
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
 from quintet.protocols.flymq.mapping import HANDLERS
-from quintet.protocols.flymq.producing import Producing
+from quintet.protocols.flymq.producing import Producing, RecordsRun, Run
 from quintet.protocols.flymq.record_requests import is_plain
 from quintet.protocols.flymq.section import FlymqListener
 
@@ -52,6 +52,10 @@ CHECKING: Final = "checking"
 READY: Final = "ready"
 
 PRODUCES: Final = (frames.PRODUCE, frames.PRODUCE_RECORDS)
+RUNS: Final[dict[int, type[Run]]] = {
+    frames.PRODUCE: Run,
+    frames.PRODUCE_RECORDS: RecordsRun,
+}  # as the kernel splits them
 RUN_ON: Final = frozenset({*PRODUCES, frames.CREATE_TOPIC})  # do not wait for the answers before: many share one sync
 NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
@@ -182,17 +186,17 @@ class FlySession:
             producing = self._producing
             split = kernel.fly_append(
                 producing.tails, producing.routes, view, position, self._options.frame_bytes_max, producing.counts, self._origin,
-                now, frames.BINARY,
+                now, frames.BINARY, producing.append_sets,
             )  # fmt: skip
             answers, items, end, fatal, unknown, appended_to = split
             if appended_to is not None:
-                self.operation = "PRODUCE"
+                self.operation = frames.OPERATIONS[answers[frames.CODE_AT]].name
                 producing.appended(appended_to, answers)
             for code, what, rest in items:
                 if isinstance(what, list):
                     assert isinstance(rest, bytes)
-                    self.operation = "PRODUCE"
-                    self._producing.run(what, rest)
+                    self.operation = frames.OPERATIONS[code].name
+                    self._producing.run(what, rest, RUNS[code])
                 else:
                     self._next = Request(code, what, rest)
                     self._advance()
