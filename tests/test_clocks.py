@@ -53,6 +53,8 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/identity/keys.py::Keys.create",
         "src/quintet/broker/identity/keys.py::Keys._check_new",
         "src/quintet/broker/identity/keys.py::Keys._follow",
+        "src/quintet/broker/identity/keys.py::Keys.follow",
+        "src/quintet/broker/follower.py::FollowerBroker.tick",
         "src/quintet/broker/doors/queues.py::Queues._valid",
         "src/quintet/cli/manage/user.py::add_key",
         "src/quintet/protocols/felix/mapping.py::Feed._barred",

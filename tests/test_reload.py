@@ -85,7 +85,7 @@ def applied(settings: Settings) -> tuple[object, ...]:
         settings.peers,
         server._tenants(settings),
         settings.quotas,
-        server._users(settings),
+        server.users_of(settings),
         settings.drain_timeout_seconds,
         (felix.tls_cert, felix.tls_key, felix.tls_client_ca, felix.certificate_names),
     )

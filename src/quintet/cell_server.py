@@ -4,8 +4,8 @@ start: data directory -> WAL checked -> follow, with the admin listener only -> 
 fenced, lease over, files that cannot be written: exit code 75 at once, without another answer; whoever started it starts it again
 TERM:  a follower closes its files and exits 0; a leader drains as any broker does
 
-While a node follows, its doors lead to the same doors of the leader (net/forwarding, ADR 40), and Flight and the console are closed. Doors
-with port 0 are closed too: nobody knows which port they have at the leader.
+While a node follows, its doors lead to the same doors of the leader (net/forwarding, ADR 40), Flight answers reads from the replica
+(broker/follower.py, ADR 46), and the console is closed. Doors with port 0 are closed too: nobody knows which port they have.
 """
 
 import asyncio
@@ -21,11 +21,14 @@ from quintet.admin.health import Check
 from quintet.admin.listener import serve_http
 from quintet.admin.metrics import Family
 from quintet.broker.cluster import Node
+from quintet.broker.follower import FollowerBroker, tables_are_there
+from quintet.flight.section import FlightListener
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.replicated.engine import NodeRole, ReplicatedLog
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from quintet.log.replicated.replica import Timing
+from quintet.model.errors import QuintetError
 from quintet.model.sections import microseconds
 from quintet.net.forwarding.doors import Forwarding, forwarded_doors
 from quintet.net.leased_turns import LeasedTurns
@@ -79,6 +82,9 @@ class CellServer(server.Server):
     cell: ReplicatedLog  # its log, by what only a node has
     view: CurrentView
     forwarding: Forwarding  # while it follows
+    follower: FollowerBroker | None = None  # from when its tables are there until it leads
+    _follower_ticker: asyncio.TimerHandle | None = None
+    _follower_failed = False  # its tables cannot be read; said once, until they can
 
     def leader_host(self) -> str | None:
         """By which the leader is reached; None: nobody leads as far as this node knows, or it leads itself."""
@@ -124,19 +130,85 @@ class CellServer(server.Server):
         self.cell.on_role_change(forwarding.leader_changed)
         self.cell.take_part(partial(leading.set_result, True), self._leave)
         self._say_role()
+        self._tick_follower()
         notify("READY=1")
         stopped: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
         await forwarding.stop()  # its addresses are free for the doors themselves
+        if self._follower_ticker is not None:
+            self._follower_ticker.cancel()
         if leading.done() and not self._stop.is_set():
             stopped.cancel()
             return True
         notify("STOPPING=1")
+        await self._close_flight()
         await self._close_log()
         if self.admin is not None:
             await self.admin.stop()
         _log.info("stopped", role="follower")
         return False
+
+    # -- reads while it follows ------------------------------------------------------------------------------------
+
+    def _tick_follower(self) -> None:
+        """Open Flight when there is something to read by; then fold what the leader writes."""
+        door = self.settings.listeners.flight
+        if not (door.enabled and door.port and self.settings.cell.follower_reads):
+            return
+        try:
+            if self.follower is not None:
+                self.follower.tick()
+            elif tables_are_there(self.cell):
+                self.follower = self._make_follower(door)
+                self._open_flight_for(self.follower, door)
+            self._follower_failed = False
+        except (QuintetError, OSError) as error:
+            if not self._follower_failed:
+                _log.error(
+                    "follower_reads_refused",
+                    error=str(error),
+                    hint="reads go to another node; this one goes on to follow",
+                )
+            self._follower_failed = True
+        self._follower_ticker = asyncio.get_running_loop().call_later(
+            server.TICK_S, self.turns.run, self._tick_follower
+        )
+
+    def _make_follower(self, door: FlightListener) -> FollowerBroker:
+        settings = self.settings
+        return FollowerBroker(
+            self.cell,
+            self._scheduler,
+            server.broker_options(settings),
+            server.users_of(settings)[0],
+            server.report,
+            node=settings.cell.node,
+            age_us=microseconds(settings.cell.follower_age_seconds),
+            leader=lambda: _place(self.leader_host(), door.port),
+        )
+
+    def _open_flight(self, door: FlightListener) -> None:
+        """Whoever reads here goes on to do so, now from the leader."""
+        if self.flight is None:
+            super()._open_flight(door)
+        else:
+            self.flight.lead(self.broker)
+        if self.follower is not None:
+            self.follower.events.say()
+            self.follower = None
+
+    async def _close_flight(self) -> None:
+        """Streams end with their next batch; who takes nothing is not waited for."""
+        if self.flight is None:
+            return
+        self.flight.close()
+        until = asyncio.get_running_loop().time() + server.GOODBYE_S
+        while not self.flight.closed and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(LOOK_S)
+        if self._bridge is not None:
+            self._bridge.closed = True
+        if self.follower is not None:
+            self.follower.events.say()
 
     def _forwarding(self) -> Forwarding:
         listeners = self.settings.listeners
@@ -155,7 +227,7 @@ class CellServer(server.Server):
         if not door.enabled:
             return
         if self.admin is None:
-            self.view = CurrentView(figures.NodeView(self.cell, self.forwarding.figures))
+            self.view = CurrentView(figures.NodeView(self.cell, self.forwarding.figures, lambda: self.flight))
             self.admin = await serve_http(create_app(self.view, self.view), door.host, door.port)
         else:
             self.view.current = figures.LeaderView(self, self.cell, door.labels_max)
@@ -175,3 +247,9 @@ class CellServer(server.Server):
             f"quintet: node {self.settings.cell.node} left its cell: {reason} (start it again: it follows)\n"
         )
         leave_at_once(FENCED_CODE)
+
+
+def _place(host: str | None, port: int) -> str:
+    if not host:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

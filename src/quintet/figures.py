@@ -315,10 +315,16 @@ FORWARDED: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], ...]] 
 class NodeView:
     """Health and metrics of a node of a cell that does not lead: its doors lead to the leader's."""
 
-    def __init__(self, log: "ReplicatedLog", forwarded: Callable[[], Mapping[str, dict[str, int]]]) -> None:
-        """forwarded: what is counted of each door that leads to the leader's."""
+    def __init__(
+        self,
+        log: "ReplicatedLog",
+        forwarded: Callable[[], Mapping[str, dict[str, int]]],
+        flight: "Callable[[], Door | None]",
+    ) -> None:
+        """forwarded: what is counted of each door that leads to the leader's. flight: the door that answers reads here, if it is open."""
         self._log = log
         self._forwarded = forwarded
+        self._flight = flight
 
     def checks(self) -> Sequence[Check]:
         failure, low = self._log.failure, self._log.low_on_space
@@ -337,6 +343,9 @@ class NodeView:
             for metric, kind, text, figure in FORWARDED
         ]
         own = [*_disk_families(self._log), *_log_families(self._log.stats())]
+        flight = self._flight()
+        if flight is not None:
+            own += _flight_families(flight, 0)
         return [info, *_node_families(self._log), *forwarded, *own]
 
 
@@ -361,6 +370,8 @@ def _node_check(log: "ReplicatedLog") -> Check:
     lag = f"WAL offset {said.applied}, lag {said.lag_records} records, {said.lag_seconds:.1f} s"
     weak = f"; weaker than the default: {', '.join(said.weaknesses)}" if said.weaknesses else ""
     closed = "" if said.role == "leader" else "; its doors lead to the leader's"
+    if said.role != "leader" and said.age_seconds is not None:
+        closed += f", and reads by Flight here may be {said.age_seconds:.1f} s old"
     return Check("cell", said.role == "leader", f"{text}; {lag}{weak}{closed}")
 
 
@@ -375,6 +386,8 @@ def _node_families(log: "ReplicatedLog") -> list[Family]:
         Family("quintet_cell_wal_offset", "gauge", "Offset of the WAL that this node applies next.", [({}, said.applied)]),
         Family("quintet_cell_lag_records", "gauge", "Records of the WAL that this node has not applied; of a leader: under way.",
                [({}, said.lag_records)]),
+        Family("quintet_cell_age_seconds", "gauge", "How old the state may be that readers of this node see; none while it is not known.",
+               [] if said.age_seconds is None else [({}, said.age_seconds)]),
         Family("quintet_cell_lag_seconds", "gauge", "Since when this node has not applied all of the WAL.", [({}, said.lag_seconds)]),
         Family("quintet_cell_weaker", "gauge", "1 for each thing that the WAL promises less than by default.",
                [({"what": what}, 1) for what in said.weaknesses]),

@@ -37,7 +37,7 @@ WARNING_EVENTS: Final = frozenset({
 WARNING_ENDINGS: Final = ("_door_shut", "_certificate_is_authority")
 # What clients can bring about as often as they like: of each so many a minute are said, the others are counted.
 REPEATED_EVENTS: Final = frozenset({
-    "authentication_failed", "connection_closed", "forwarding_cut", "forwarding_full", "leader_unreachable",
+    "audit_at_follower", "authentication_failed", "connection_closed", "forwarding_cut", "forwarding_full", "leader_unreachable",
     "peer_message_dropped", "session_failed", "slow_turn", "stream_reset",
 })  # fmt: skip
 REPEATED_MAX: Final = 120

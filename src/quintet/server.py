@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quintet.broker.doors.pipelines import Status
+    from quintet.broker.follower import FollowerBroker
     from quintet.config.options import OptionRow
     from quintet.console.app import Console
     from quintet.flight.bridge import Bridge
@@ -164,7 +165,7 @@ class Server:
             scheduler.close()
             return 0
         try:
-            options = replace(_broker_options(settings), traces=self._open_telemetry())
+            options = replace(broker_options(settings), traces=self._open_telemetry())
             with _collector_off():
                 self.broker = Broker(self.log, scheduler, options, report)
             self.broker.set_credentials(_credentials(settings))
@@ -244,7 +245,7 @@ class Server:
     async def _configure_users(self) -> None:
         """The doors open when the configured users can log in."""
         told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.broker.configure_users(*_users(self.settings), told.set_result)
+        self.broker.configure_users(*users_of(self.settings), told.set_result)
         error = await told
         if error is not None:
             raise error
@@ -282,6 +283,9 @@ class Server:
         )
 
     def _open_flight(self, door: FlightListener) -> None:
+        self._open_flight_for(self.broker, door)
+
+    def _open_flight_for(self, broker: "Broker | FollowerBroker", door: FlightListener) -> None:
         """The door that needs pyarrow, which not everybody has."""
         try:
             from quintet.flight.bridge import Bridge
@@ -296,7 +300,7 @@ class Server:
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
             self.flight = Door(
-                self.broker,
+                broker,
                 self._bridge,
                 door,
                 self.settings.data,
@@ -437,7 +441,7 @@ class Server:
         self.broker.peers.options = fresh.peers
         self.broker.tenants.replace(_tenants(fresh))
         self.broker.quotas.configure(fresh.quotas)
-        self.broker.configure_users(*_users(fresh), _users_reloaded)
+        self.broker.configure_users(*users_of(fresh), _users_reloaded)
         fresh.take_origins(read, taken)
         self.settings, self._waits = fresh, waits
         self._let_sessions_look_again()
@@ -565,7 +569,7 @@ def _lets_in(settings: Settings) -> bool:
     return bool(settings.keys or settings.tokens.secrets or tokens.secrets or tokens.keys or anonymous)
 
 
-def _users(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:
+def users_of(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:
     roles = [Role(role.name, role.read, role.write, role.admin, role.description) for role in settings.roles]
     return roles, [ConfiguredUser(user.name, user.roles, user.secret, user.hashed) for user in settings.users]
 
@@ -581,7 +585,7 @@ def _tenants(settings: Settings) -> dict[str, Tenant]:
     return {tenant.name: tenant for tenant in settings.tenants}
 
 
-def _broker_options(settings: Settings) -> BrokerOptions:
+def broker_options(settings: Settings) -> BrokerOptions:
     topics, delivery = settings.topics, settings.delivery
     rules = []
     for override in (*topics.overrides, None):

@@ -13,7 +13,7 @@ from quintet.broker.sections import CacheSection, Tenant
 from quintet.config import Settings
 from quintet.model.errors import LimitExceeded
 from quintet.model.tasks import start
-from quintet.server import _broker_options
+from quintet.server import broker_options
 from quintet.testing.line import SimBroker
 
 SECOND = 1_000_000
@@ -151,7 +151,7 @@ def test_quotas_and_caches_come_from_the_configuration(tmp_path: Path) -> None:
         name = "free"
         """
     )
-    options = _broker_options(Settings.load(file, {}, {}))
+    options = broker_options(Settings.load(file, {}, {}))
     caches = CacheSection(
         durability="os", memory_bytes=1 << 20, eviction="refuse", key_bytes_max=1, value_bytes_max=2, caches_max=3
     )

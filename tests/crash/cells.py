@@ -80,7 +80,11 @@ def settings_of(wal: tuple[str, str], node: str, host: str) -> dict[str, str]:
 class NodeProcess:
     """One node, started again whenever it ended, as a supervisor would."""
 
-    def __init__(self, folder: Path, number: int, wal: tuple[str, str], port: int, sabotage: bool) -> None:
+    def __init__(
+        self, folder: Path, number: int, wal: tuple[str, str], port: int, sabotage: bool, flight_port: int = 0
+    ) -> None:
+        """flight_port 0: any, and the follower's is closed."""
+        self.flight = f"{HOSTS[number]}:{flight_port}"
         self.door = f"{HOSTS[number]}:{port}"  # its BlipMQ door, which is the leader's while it follows
         self.data = folder / f"data{number}"
         self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
@@ -92,7 +96,8 @@ class NodeProcess:
             "QUINTET_LISTENERS__BLIPMQ__PORT": str(port),
             "QUINTET_LISTENERS__ADMIN__ENABLED": "true",
             "QUINTET_LISTENERS__FLIGHT__ENABLED": "true",
-            "QUINTET_LISTENERS__FLIGHT__PORT": "0",
+            "QUINTET_LISTENERS__FLIGHT__HOST": HOSTS[number] if flight_port else "127.0.0.1",
+            "QUINTET_LISTENERS__FLIGHT__PORT": str(flight_port),
         }
         self.starts = 0
         self.start()

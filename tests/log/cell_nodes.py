@@ -78,6 +78,10 @@ class MemoryWalClient:
     def stop_reading(self) -> None:
         self.reading += 1
 
+    def ask_end(self, told: Callable[[int], None]) -> None:
+        reading, end = self.reading, len(self.wal.records)
+        self.wal.scheduler.later(1_000, lambda: told(-1 if self.wal.cut else end) if reading == self.reading else None)
+
     def close(self) -> None:
         self.closed = True
         self.stop_reading()

@@ -7,12 +7,12 @@ the last row of a key the one before it would count again (ADR 15). Compaction k
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from quintet import kernel
-from quintet.log.base import Log, Partition, TopicSpec
+from quintet.log.base import Partition, TopicSpec
 from quintet.model.errors import CorruptData
 from quintet.model.tasks import Promise
 
@@ -20,13 +20,22 @@ T = TypeVar("T", bound=msgspec.Struct)
 Done = Callable[[Exception | None], None]
 
 TABLE_SEGMENT_BYTES = 4 << 20
+FOLLOWED_BYTES = 1 << 20  # read at a time by `follow`
+
+
+class TableLog(Protocol):
+    """What a table needs of a log."""
+
+    def open_topic(self, spec: TopicSpec) -> list[Partition]: ...
+
+    def check_sound(self, topic_id: int, name: str) -> None: ...
 
 
 class Table(Generic[T]):
     """One internal topic whose records are `key -> JSON of T` (`packed`: MessagePack, for rows that hold payloads); a
     null value deletes."""
 
-    def __init__(self, log: Log, topic_id: int, name: str, kind: type[T], *, packed: bool = False) -> None:
+    def __init__(self, log: TableLog, topic_id: int, name: str, kind: type[T], *, packed: bool = False) -> None:
         spec = TopicSpec(id=topic_id, name=name, compact=True, segment_bytes=TABLE_SEGMENT_BYTES)
         self.name = name
         self._log = log
@@ -36,6 +45,7 @@ class Table(Generic[T]):
         self._rows: dict[bytes, T] = {}
         self._deleted: set[bytes] = set()
         self._kept = True
+        self._followed = -1  # the offset that `follow` reads next; -1: it was not called yet
 
     @property
     def partition(self) -> Partition:
@@ -55,6 +65,30 @@ class Table(Generic[T]):
                 offset = batch.next_offset
         self._log.check_sound(self._partition.topic_id, f"table {self.name}")
 
+    def follow(self) -> dict[bytes, T | None]:
+        """Fold what another node wrote since the last call, or since the beginning: the rows that changed, None for those that are gone.
+        Reads from disk what is not in memory. Raises TableDamaged."""
+        partition, changed = self._partition, dict[bytes, T | None]()
+        if self._followed == partition.visible:
+            return changed
+        offset = max(self._followed, partition.start)
+        while offset < partition.visible:
+            batches = partition.read(offset, FOLLOWED_BYTES)
+            if batches is None:
+                batches = partition.read_now(offset)
+            if not batches:
+                break
+            for batch in batches:
+                for at, _, key, value, _, _, _ in batch.rows():
+                    if at >= offset:
+                        changed[key or b""] = None if value is None else self._decoded(key or b"", value)
+                offset = batch.next_offset
+        self._log.check_sound(partition.topic_id, f"table {self.name}")
+        self._followed = partition.visible
+        for key, row in changed.items():
+            self._set(key, row)
+        return changed
+
     def take_rows(self) -> Iterator[T]:
         """Each row, which is then the caller's to keep: from now on the table only writes, and nothing can be asked of it."""
         self._kept = False
@@ -72,8 +106,11 @@ class Table(Generic[T]):
             self._deleted.add(key)
             return
         self._deleted.discard(key)
+        self._rows[key] = self._decoded(key, value)
+
+    def _decoded(self, key: bytes, value: bytes) -> T:
         try:
-            self._rows[key] = self._decode(value)
+            return self._decode(value)
         except msgspec.DecodeError as error:
             raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
 

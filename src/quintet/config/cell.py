@@ -47,6 +47,17 @@ class Cell(Section):
         default=0.0,
         description="How long a new leader waits after the last record of the one before, in seconds; 0: a quarter more than a lease.",
     )
+    follower_reads: bool = Field(
+        default=True,
+        description="Whether this node answers reads by Flight while it follows. What is read there, and who is refused, is in its own log "
+        "and not in __events and __audit.",
+    )
+    follower_age_seconds: FractionalSeconds = Field(
+        default=10.0,
+        gt=0,
+        description="How old the state of this node may be for a read that names no max_age_seconds, while it follows, in seconds; if it "
+        "may be older, the read is refused.",
+    )
     replicas_min: CountMin = Field(
         default=REPLICAS_DEFAULT, description="Replicas of the topic; with fewer this node does not start."
     )

@@ -23,6 +23,7 @@ from typing import Final
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.broker.core import Broker
+from quintet.broker.follower import FollowerBroker
 from quintet.broker.identity.access import hash_secret
 from quintet.flight.bridge import Bridge
 from quintet.flight.errors import to_flight
@@ -56,9 +57,9 @@ class Login:
     """All methods with an underscore run on the loop thread, the others in a thread of gRPC."""
 
     def __init__(
-        self, broker: Broker, bridge: Bridge, entropy: Callable[[int], bytes], failures_per_minute: int
+        self, broker: Broker | FollowerBroker, bridge: Bridge, entropy: Callable[[int], bytes], failures_per_minute: int
     ) -> None:
-        self._broker = broker
+        self.broker = broker
         self._bridge = bridge
         self._entropy = entropy
         self._secret = entropy(32)
@@ -79,6 +80,8 @@ class Login:
     # -- on the loop -----------------------------------------------------------------------------------------------
 
     async def _who(self, header: str, peer: str) -> Caller:
+        if isinstance(self.broker, FollowerBroker):
+            self.broker.follow()  # whoever the leader has revoked is unknown here, too
         kind, _, rest = header.partition(" ")
         if not header or len(header) > HEADER_BYTES_MAX:
             raise AuthError("no credentials were sent" if not header else "the credentials are too long", hint=_LOG_IN)
@@ -89,22 +92,22 @@ class Login:
         raise AuthError("the authorization header is neither Basic nor Bearer", hint=_LOG_IN)
 
     def _bearer(self, token: str, peer: str) -> Caller:
-        is_key = self._broker.access.current(f"key:{hash_secret(token.encode())}") is not None
+        is_key = self.broker.access.current(f"key:{hash_secret(token.encode())}") is not None
         if token.startswith(TOKEN_PREFIX) and not is_key:
             return self._known_token(token, peer)
         address = _address(peer, "")
         self._check_rate(address)
         try:
-            identity, principal = self._broker.authenticate(token.encode(), peer)
+            identity, principal = self.broker.authenticate(token.encode(), peer)
         except AuthError:
             self._fail(address)
             raise
         return Caller(identity, principal.name, peer)
 
     def _known_token(self, token: str, peer: str) -> Caller:
-        monotonic, digest = self._broker.scheduler.monotonic(), hash_secret(token.encode())
+        monotonic, digest = self.broker.scheduler.monotonic(), hash_secret(token.encode())
         identity, used = self._tokens.get(digest, ("", 0))
-        principal = self._broker.access.current(identity) if identity and monotonic - used < TOKEN_IDLE_US else None
+        principal = self.broker.access.current(identity) if identity and monotonic - used < TOKEN_IDLE_US else None
         if principal is None:
             self._forget(digest)
             raise AuthError("the token is no longer valid", hint="log in again: authenticate_basic_token()")
@@ -118,7 +121,7 @@ class Login:
             self._forget(next(digest for digest, (whose, _) in self._tokens.items() if whose == caller.identity))
         elif len(self._tokens) >= TOKENS_MAX:
             self._forget(next(iter(self._tokens)))
-        self._tokens[hash_secret(token.encode())] = (caller.identity, self._broker.scheduler.monotonic())
+        self._tokens[hash_secret(token.encode())] = (caller.identity, self.broker.scheduler.monotonic())
         self._issued[caller.identity] += 1
         return token
 
@@ -134,29 +137,29 @@ class Login:
         identity, since = self._proven.get(proof, ("", 0))
         if not identity:  # who was right before is not kept out by others who guess at the same name
             self._check_rate(address)
-        if identity and self._broker.scheduler.monotonic() - since < PROVEN_US:
-            principal = self._broker.access.current(identity)
+        if identity and self.broker.scheduler.monotonic() - since < PROVEN_US:
+            principal = self.broker.access.current(identity)
             if principal is not None:
                 return Caller(identity, principal.name, peer)
         try:
-            identity, principal = await self._broker.users.authenticate_password(name, password, peer=peer)
+            identity, principal = await self.broker.users.authenticate_password(name, password, peer=peer)
         except AuthError:
             self._proven.pop(proof, None)
             self._fail(address)
             raise
-        self._proven[proof] = (identity, self._broker.scheduler.monotonic())
+        self._proven[proof] = (identity, self.broker.scheduler.monotonic())
         self._proven.move_to_end(proof)
         if len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
         return Caller(identity, principal.name, peer)
 
     def _check_rate(self, address: str) -> None:
-        if self._failures.blocked(address, self._broker.scheduler.monotonic()):
+        if self._failures.blocked(address, self.broker.scheduler.monotonic()):
             raise Busy(f"too many failed authentications of {address}", hint="try again in a minute")
 
     def _fail(self, address: str) -> None:
         self.failed += 1
-        self._failures.add(address, self._broker.scheduler.monotonic())
+        self._failures.add(address, self.broker.scheduler.monotonic())
 
 
 class Headers(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no types

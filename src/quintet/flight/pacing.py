@@ -9,6 +9,7 @@ import threading
 from typing import Final
 
 from quintet.broker.core import Broker
+from quintet.broker.follower import FollowerBroker
 from quintet.broker.identity.metering import Meter
 from quintet.flight.bridge import Bridge
 
@@ -18,7 +19,7 @@ STEP_S: Final = 0.25  # between looks whether the quota was changed meanwhile
 class StreamQuota:
     """One stream as quotas know it. `meter` is set on the loop thread, and read by the thread of the call."""
 
-    def __init__(self, broker: Broker, bridge: Bridge, closing: threading.Event) -> None:
+    def __init__(self, broker: Broker | FollowerBroker, bridge: Bridge, closing: threading.Event) -> None:
         self.meter: Meter | None = None
         self._broker = broker
         self._bridge = bridge

@@ -23,6 +23,7 @@ from pyarrow import flight
 
 from quintet.broker.core import Broker
 from quintet.broker.doors.pipelines import Pipelines
+from quintet.broker.follower import FollowerBroker
 from quintet.flight import columns, reading, verbs, wire, writing
 from quintet.flight.bridge import Bridge
 from quintet.flight.errors import to_flight
@@ -64,6 +65,7 @@ ABOUT: Final = {
     "pipeline_report": "how a pipeline is",
     "pipelines": "the pipelines that reported",
     "pipeline_stop": "let a pipeline stop",
+    "node": "whether this node leads its cell, and how old its state may be",
 }
 assert set(ABOUT) == set(wire.ACTIONS), "every action says what it does"
 
@@ -95,7 +97,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Broker | FollowerBroker,
         bridge: Bridge,
         options: FlightListener,
         data: Path,
@@ -128,6 +130,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             "pipeline_report": partial(verbs.pipeline_report, self.pipelines),
             "pipelines": partial(verbs.pipelines_seen, self.pipelines),
             "pipeline_stop": partial(verbs.pipeline_stop, self.pipelines),
+            "node": verbs.node,
         }  # fmt: skip
         assert set(self._verbs) == set(wire.ACTIONS), "every action has one verb"
         certificate, key, client_ca = (
@@ -157,6 +160,10 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     def streams(self) -> int:
         """do_get and do_put that are under way."""
         return sum(self._streams.values())
+
+    def lead(self, broker: Broker) -> None:
+        """The node leads from now on: calls go to its broker. Connections, tokens and streams that are under way stay."""
+        self._broker = self.login.broker = broker
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -288,7 +295,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             try:
                 ask = _decode(wire.Ticket, ticket.ticket, "ticket")
                 reading.check(ask)
-                plan = self._ask(caller, lambda call: reading.plan(call, ask))
+                plan = self._bridge.wait_for(lambda: self._planned(caller, ask))
                 with self._lock:
                     self.figures.reads += 1
                 peer = peer_of(context.peer())
@@ -299,6 +306,13 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise
         except Exception as error:
             raise to_flight(error) from None
+
+    async def _planned(self, caller: Caller, ask: wire.Ticket) -> reading.Plan:
+        broker = self._broker
+        needed = wire.Range(ask.partition, ask.first, ask.last)
+        needs = verbs.needs_of(verbs.Call(broker, caller), ask.topic, (needed,))
+        await verbs.fresh(broker, ask.max_age_seconds, needs)
+        return reading.plan(verbs.Call(broker, caller), ask)
 
     def _counted(self, batches: Iterator[pa.RecordBatch], permit: _CallPermit, peer: str) -> Iterator[pa.RecordBatch]:
         """Each batch on its way out. The permit goes with this generator, also if it is never begun."""
@@ -342,7 +356,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         try:
             caller, permit = self._enter(context, stream=True)
             try:
-                put = writing.Put(self._broker, self._bridge, caller, context.is_cancelled)
+                put = writing.Put(verbs.leading(self._broker), self._bridge, caller, context.is_cancelled)
                 batches = self._taken(reader, permit.quota)
                 if descriptor.descriptor_type == flight.DescriptorType.PATH:
                     staged = put.publish(_path(descriptor), batches)

@@ -12,6 +12,9 @@ Every function takes the Call first: who asks and from where. Rights are those o
     groups                                                             one's own, those a rule lists, all as administrator
     stage_commit, stage_abort, fence                                   one's own
     pipeline_report, pipelines, pipeline_stop                          one's own, all as administrator
+    node                                                               nothing
+
+A follower (ADR 46) answers topics, offsets_for_time, locate, schema, node and do_get; the others need `Call.leader`, and are refused.
 
 Of the broker's own topics `__groups`, `__audit` and `__events` are there for administrators, to be read. Nothing here blocks.
 """
@@ -28,6 +31,7 @@ from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.consumers.group import GroupInfo
 from quintet.broker.core import Broker
 from quintet.broker.doors.pipelines import Pipelines, Report
+from quintet.broker.follower import OWN_TOPICS, FollowerBroker, Need
 from quintet.broker.identity.access import Action, Principal
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
@@ -37,6 +41,7 @@ from quintet.flight.login import Caller
 from quintet.log.base import Partition, Stage
 from quintet.model.errors import (
     AuthError,
+    BadRequest,
     LimitExceeded,
     OtherLog,
     PartitionNotFound,
@@ -46,6 +51,7 @@ from quintet.model.errors import (
 from quintet.model.tasks import Verb, gather
 
 T = TypeVar("T")
+ReadBroker = Broker | FollowerBroker  # both answer reads, under the same names
 
 SELECTION_MAX: Final = 10_000  # names in one request
 PATTERN_BYTES_MAX: Final = 1_000
@@ -59,6 +65,7 @@ ERROR_BYTES_MAX: Final = 4_000  # of one reject
 RANGES_MAX: Final = 10_000  # of one locate
 FILES_SHOWN_MAX: Final = 50_000  # in one answer of `locate`
 STAGES_OF_COMMIT_MAX: Final = 10_000
+AGE_SECONDS_MAX: Final = 366 * 24 * 3600.0
 FILES: Final = "flight:files"  # the door, in the audit, of who was told where the records are
 
 
@@ -90,15 +97,27 @@ class Source:
 class Call:
     """One call: who, with the rights of this moment."""
 
-    __slots__ = ("broker", "peer", "principal")
+    __slots__ = ("_caller", "broker", "peer", "principal")
 
-    def __init__(self, broker: Broker, caller: Caller) -> None:
+    def __init__(self, broker: ReadBroker, caller: Caller) -> None:
+        if isinstance(broker, FollowerBroker):
+            broker.follow()  # a revocation counts as soon as it is visible here
         principal = broker.access.current(caller.identity)
         if principal is None:
             raise AuthError("this user may no longer use the broker", hint="log in again")
         self.broker = broker
         self.principal: Principal = principal
         self.peer = caller.peer
+        self._caller = caller
+
+    def again(self) -> "Call":
+        """With the rights of now, after a wait."""
+        return Call(self.broker, self._caller) if isinstance(self.broker, FollowerBroker) else self
+
+    @property
+    def leader(self) -> Broker:
+        """For what changes something, or is known to the leader alone. Raises NotLeader on a follower."""
+        return leading(self.broker)
 
     @property
     def owner(self) -> str:
@@ -142,10 +161,25 @@ class Call:
             self.broker.events.delivered(door, self.owner, source.name, partition, first, last)
 
 
-OWN_TOPICS: Final = frozenset({"__groups", "__audit", "__events"})
+def leading(broker: ReadBroker) -> Broker:
+    """Raises NotLeader."""
+    if isinstance(broker, FollowerBroker):
+        raise broker.not_leader()
+    return broker
 
 
-def _own(broker: Broker, name: str) -> Source:
+async def fresh(broker: ReadBroker, max_age_seconds: float, needs: Iterable[Need] = ()) -> None:
+    """A follower waits until it is as new as that, or raises TooOld or Behind. The leader is. Rights must be looked at afterwards."""
+    if not 0 <= max_age_seconds <= AGE_SECONDS_MAX:  # no number is not, either
+        raise BadRequest(f"max_age_seconds is 0 to {AGE_SECONDS_MAX}, not {max_age_seconds}", hint="0: as configured")
+    if isinstance(broker, FollowerBroker):
+        await broker.wait_until_fresh(int(max_age_seconds * 1e6), list(needs))
+
+
+def _own(broker: ReadBroker, name: str) -> Source:
+    if isinstance(broker, FollowerBroker):
+        partition = broker.own_partition(name)
+        return Source(name, partition.topic_id, _identity(broker, name), "fsync", (partition,), None)
     kept: dict[str, Groups | Audit | Events] = {
         "__groups": broker.groups, "__audit": broker.audit, "__events": broker.events,
     }  # fmt: skip
@@ -153,14 +187,14 @@ def _own(broker: Broker, name: str) -> Source:
     return Source(name, partition.topic_id, _identity(broker, name), "fsync", (partition,), None)
 
 
-def _source(broker: Broker, topic: Topic) -> Source:
+def _source(broker: ReadBroker, topic: Topic) -> Source:
     spec = topic.spec
     return Source(
         topic.name, spec.id, _identity(broker, spec.identity), spec.durability, tuple(topic.partitions), topic
     )
 
 
-def _identity(broker: Broker, topic: str) -> str:
+def _identity(broker: ReadBroker, topic: str) -> str:
     return f"{broker.log.identity}/{topic}"
 
 
@@ -208,19 +242,25 @@ def _every(_name: str) -> bool:
 
 
 async def topics(call: Call, ask: wire.Selection) -> wire.Topics:
+    if len(ask.at_least) > SELECTION_MAX or sum(len(each.ends) for each in ask.at_least) > PARTITIONS_SHOWN_MAX:
+        raise LimitExceeded(f"at_least names more than {SELECTION_MAX} topics or {PARTITIONS_SHOWN_MAX} partitions")
+    needs = [Need(each.topic, each.identity, dict(enumerate(each.ends))) for each in ask.at_least]
+    await fresh(call.broker, ask.max_age_seconds, [need for need in needs if call.may_read(need.topic)])
+    call = call.again()
     found, missing = select(call, ask)
     return wire.Topics(tuple(_info(source) for source in found), tuple(missing), call.broker.log.identity)
 
 
 async def topic_create(call: Call, ask: wire.CreateRequest) -> wire.Created:
     call.require("admin", ask.topic)
-    topic, fresh = call.broker.create_topic(_raw(ask.topic), ask.partitions, owner=call.principal.name)
+    topic, made = call.leader.create_topic(_raw(ask.topic), ask.partitions, owner=call.principal.name)
     await topic.ready()
-    return wire.Created(fresh, len(topic.partitions))
+    return wire.Created(made, len(topic.partitions))
 
 
 async def offsets_for_time(call: Call, ask: wire.TimeRequest) -> wire.Offsets:
-    partitions = call.source(ask.topic).partitions
+    await fresh(call.broker, ask.max_age_seconds)
+    partitions = call.again().source(ask.topic).partitions
     offsets = await _some_at_a_time(reads.offset_for_time(partition, ask.at_us) for partition in partitions)
     return wire.Offsets(tuple(offsets))
 
@@ -228,6 +268,8 @@ async def offsets_for_time(call: Call, ask: wire.TimeRequest) -> wire.Offsets:
 async def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest) -> wire.Located:
     if len(ask.ranges) > RANGES_MAX:
         raise LimitExceeded(f"{len(ask.ranges)} ranges in one request, the limit is {RANGES_MAX}")
+    await fresh(call.broker, ask.max_age_seconds, needs_of(call, ask.topic, ask.ranges))
+    call = call.again()
     source = call.source(ask.topic)
     partitions = [source.partition(wanted.partition) for wanted in ask.ranges]
     if machine is None or source.in_memory:
@@ -243,6 +285,15 @@ async def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateReque
         if count > FILES_SHOWN_MAX:
             raise LimitExceeded(f"more than {FILES_SHOWN_MAX} files", hint="ask for fewer ranges at a time")
     return wire.Located(source.identity, machine, tuple(files))
+
+
+def needs_of(call: Call, topic: str, ranges: Iterable[wire.Range]) -> list[Need]:
+    """What ranges of a topic need of a follower; nothing if the caller may not read it, which is said later."""
+    ends: dict[int, int] = {}
+    for wanted in ranges:
+        ends[wanted.partition] = max(ends.get(wanted.partition, 0), wanted.first, wanted.last)
+    needed = {partition: end for partition, end in ends.items() if end > 0 and partition >= 0}
+    return [Need(topic, "", needed)] if needed and topic not in OWN_TOPICS and call.may_read(topic) else []
 
 
 async def _some_at_a_time(verbs: Iterable[Verb[T]], at_once: int = POSITIONS_AT_ONCE) -> list[T]:
@@ -270,12 +321,13 @@ async def _some_at_a_time(verbs: Iterable[Verb[T]], at_once: int = POSITIONS_AT_
 async def group_commit(call: Call, ask: wire.GroupCommit) -> wire.Nothing:
     if sum(len(places) for places in ask.offsets.values()) > COMMITS_MAX:
         raise LimitExceeded(f"more than {COMMITS_MAX} offsets in one commit")
+    broker = call.leader
     owner, privileged = call.group_rights(ask.group)
     found = {name: call.topic(name) for name in ask.offsets}
 
     async def commit(name: str, partition: int, offset: int) -> None:
         where = (found[name], ask.group, partition, offset)
-        await call.broker.groups.offsets.commit(owner, privileged, *where, None, call, door="flight")
+        await broker.groups.offsets.commit(owner, privileged, *where, None, call, door="flight")
 
     offsets = ask.offsets.items()
     await _some_at_a_time(commit(name, *place) for name, places in offsets for place in places.items())
@@ -283,8 +335,8 @@ async def group_commit(call: Call, ask: wire.GroupCommit) -> wire.Nothing:
 
 
 async def groups(call: Call, ask: wire.GroupsRequest) -> wire.GroupPositions:
-    access = call.broker.access
-    infos = call.broker.groups.list(
+    access = call.leader.access
+    infos = call.leader.groups.list(
         call.owner, call.administers, lambda name: access.listed(call.principal, f"group:{name}")
     )
     wanted = [
@@ -307,7 +359,7 @@ async def _position(call: Call, info: GroupInfo, partition: int, offset: int) ->
     topic = call.broker.topics.get(info.topic.encode())
     if topic is None or partition >= len(topic.partitions):
         return None
-    lag = await call.broker.groups.offsets.lag(call.owner, True, topic, info.group, partition)
+    lag = await call.leader.groups.offsets.lag(call.owner, True, topic, info.group, partition)
     behind, age_us = lag.lag_messages, lag.lag_ms * 1000
     return wire.GroupPosition(info.group, info.topic, partition, offset, lag.latest, behind, age_us)
 
@@ -316,6 +368,8 @@ async def _position(call: Call, info: GroupInfo, partition: int, offset: int) ->
 
 
 async def schema(call: Call, ask: wire.SchemaRequest) -> wire.SchemaAnswer:
+    await fresh(call.broker, 0.0)
+    call = call.again()
     call.require_sight(ask.subject)
     found = call.broker.schemas.get(ask.subject, ask.version)
     definition = found.definition.decode(errors="replace")
@@ -325,26 +379,37 @@ async def schema(call: Call, ask: wire.SchemaRequest) -> wire.SchemaAnswer:
 async def reject(call: Call, ask: wire.RejectRequest) -> wire.Rejected:
     if len(ask.rejects) > REJECTS_MAX:
         raise LimitExceeded(f"{len(ask.rejects)} records in one reject, the limit is {REJECTS_MAX}")
-    topic = call.topic(ask.topic)
+    dead, topic = call.leader.dead, call.topic(ask.topic)
 
     async def bury(item: wire.Reject) -> bool:
-        return await call.broker.dead.reject(topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
+        return await dead.reject(topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
 
     return wire.Rejected(sum(await _some_at_a_time(bury(item) for item in ask.rejects)))
 
 
 async def redrive(call: Call, ask: wire.RedriveRequest) -> wire.Redriven:
     call.require("publish", ask.topic)
-    source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
-    count, missing = await call.broker.dead.replay_many(source, ask.ids)
+    source = call.leader.dead_letters_of(call.principal, ask.topic, call.peer)
+    count, missing = await call.leader.dead.replay_many(source, ask.ids)
     return wire.Redriven(count, tuple(missing))
 
 
 async def dead(call: Call, ask: wire.DeadRequest) -> wire.DeadOpen:
     call.require("subscribe", ask.topic)
-    source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
-    found = call.broker.dead.open_ranges(source)
-    return wire.DeadOpen(call.broker.dead.name_for(source).decode(), found)
+    source = call.leader.dead_letters_of(call.principal, ask.topic, call.peer)
+    found = call.leader.dead.open_ranges(source)
+    return wire.DeadOpen(call.leader.dead.name_for(source).decode(), found)
+
+
+# -- nodes of a cell --------------------------------------------------------------------------------------------------
+
+
+async def node(call: Call, _ask: wire.Nothing) -> wire.NodeAnswer:
+    broker = call.broker
+    if isinstance(broker, FollowerBroker):
+        age = broker.log.age_us()
+        return wire.NodeAnswer(broker.node, "follower", broker.leader, -1.0 if age is None else age / 1e6)
+    return wire.NodeAnswer(broker.cluster.node_id, "leader")
 
 
 # -- pipelines --------------------------------------------------------------------------------------------------------
@@ -352,11 +417,11 @@ async def dead(call: Call, ask: wire.DeadRequest) -> wire.DeadOpen:
 
 async def pipeline_report(pipelines: Pipelines, call: Call, ask: wire.PipelineReport) -> wire.PipelineOrder:
     report = Report(**msgspec.structs.asdict(ask))
-    return wire.PipelineOrder(pipelines.report(call.owner, report, call.broker.scheduler.monotonic()))
+    return wire.PipelineOrder(pipelines.report(call.owner, report, call.leader.scheduler.monotonic()))
 
 
 async def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing) -> wire.Pipelines:
-    now, monotonic = call.broker.scheduler.now(), call.broker.scheduler.monotonic()
+    now, monotonic = call.leader.scheduler.now(), call.leader.scheduler.monotonic()
     found = (
         wire.PipelineStatus(
             wire.PipelineReport(**asdict(status.report)), status.owner, now - (monotonic - status.heard_us)
@@ -367,7 +432,7 @@ async def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing) -
 
 
 async def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName) -> wire.Nothing:
-    pipelines.stop(call.owner, call.administers, ask.name, call.broker.scheduler.monotonic())
+    pipelines.stop(call.owner, call.administers, ask.name, call.leader.scheduler.monotonic())
     return wire.Nothing()
 
 
@@ -377,7 +442,7 @@ async def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName
 async def stage_commit(call: Call, ask: wire.StageCommit) -> wire.StageCommitted:
     if len(ask.stages) > STAGES_OF_COMMIT_MAX:
         raise LimitExceeded(f"{len(ask.stages)} stages in one commit, the limit is {STAGES_OF_COMMIT_MAX}")
-    if call.broker.draining:
+    if call.leader.draining:
         raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
     if ask.log not in ("", call.broker.log.identity):  # before the fence is asked: that of another log says nothing
         raise OtherLog(
@@ -387,28 +452,28 @@ async def stage_commit(call: Call, ask: wire.StageCommit) -> wire.StageCommitted
         )
     stages = tuple(id for id in ask.stages if id)  # "" is the stage of a do_put without rows
     what = (ask.writer, ask.batch_id, stages, ask.rows, ask.accept_other)
-    fresh, _ = await call.broker.stages.commit(call.owner, *what, lambda topic: call.require("publish", topic))
-    return wire.StageCommitted(fresh, ask.rows)  # what is not visible yet follows by itself
+    made, _ = await call.leader.stages.commit(call.owner, *what, lambda topic: call.require("publish", topic))
+    return wire.StageCommitted(made, ask.rows)  # what is not visible yet follows by itself
 
 
 async def stage_abort(call: Call, ask: wire.StageAbort) -> wire.Nothing:
-    call.broker.stages.abort(call.owner, ask.stages)
+    call.leader.stages.abort(call.owner, ask.stages)
     return wire.Nothing()
 
 
 async def fence(call: Call, ask: wire.FenceRequest) -> wire.FenceAnswer:
-    return wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer), call.broker.log.identity)
+    return wire.FenceAnswer(call.leader.stages.fence(call.owner, ask.writer), call.broker.log.identity)
 
 
 def stage_open(call: Call, writer: str, batch_id: int) -> Stage:
-    if call.broker.draining:
+    if call.leader.draining:
         raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-    return call.broker.stages.open(call.owner, writer, batch_id)
+    return call.leader.stages.open(call.owner, writer, batch_id)
 
 
 async def target(call: Call, name: str) -> tuple[int, int, int, str]:
     """(number, partitions, whose turn it is, identity) of the topic to publish to, when it is there for good."""
-    topic = call.broker.publish_target(call.principal, _raw(name), durable=True, peer=call.peer)
+    topic = call.leader.publish_target(call.principal, _raw(name), durable=True, peer=call.peer)
     turn = topic.choose(None)
     identity = _identity(call.broker, topic.spec.identity)
     await topic.ready()

@@ -30,6 +30,13 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client sends; a field that is not known is refused, so that a typing error is not passed over."""
 
 
+class AgedRequest(Request, frozen=True, kw_only=True, omit_defaults=True):
+    """A read that a follower may answer (ADR 46). `max_age_seconds`: how old its state may be; 0: as its configuration says. The
+    leader's is never old."""
+
+    max_age_seconds: float = 0.0
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What the broker answers; a client passes over fields it does not know."""
 
@@ -46,8 +53,9 @@ class Problem(Answer, frozen=True):
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Ticket(Request, frozen=True):
-    """Records first <= offset < last of one partition. `last` -1: up to what is there now."""
+class Ticket(AgedRequest, frozen=True):
+    """Records first <= offset < last of one partition. `last` -1: up to what is there now. A follower waits for offsets that are
+    named and not there yet, and refuses after a while (E1703)."""
 
     topic: str
     partition: int
@@ -58,11 +66,21 @@ class Ticket(Request, frozen=True):
     fail_on_data_loss: bool = True  # false: what retention took meanwhile is passed over
 
 
-class Selection(Request, frozen=True):
-    """Topics by name or by a pattern (RE2 that must match the whole name). Only what the caller may read is found."""
+class Least(msgspec.Struct, frozen=True, array_like=True):
+    """What whoever asks has seen of a topic already: its identity ("": any), and offsets by partition up to which it has seen it."""
+
+    topic: str
+    identity: str = ""
+    ends: tuple[int, ...] = ()
+
+
+class Selection(AgedRequest, frozen=True):
+    """Topics by name or by a pattern (RE2 that must match the whole name). Only what the caller may read is found. `at_least`: a
+    follower that does not have so much waits, and refuses after a while (E1703)."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
+    at_least: tuple[Least, ...] = ()
 
 
 class PartitionInfo(Answer, frozen=True):
@@ -106,7 +124,7 @@ class Created(Answer, frozen=True):
     partitions: int
 
 
-class TimeRequest(Request, frozen=True):
+class TimeRequest(AgedRequest, frozen=True):
     topic: str
     at_us: int  # microseconds since 1970
 
@@ -123,7 +141,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
     last: int
 
 
-class LocateRequest(Request, frozen=True):
+class LocateRequest(AgedRequest, frozen=True):
     topic: str
     ranges: tuple[Range, ...]
 
@@ -309,6 +327,19 @@ class DeadOpen(Answer, frozen=True):
     open: tuple[tuple[tuple[int, int], ...], ...]
 
 
+# -- nodes of a cell --------------------------------------------------------------------------------------------------
+
+
+class NodeAnswer(Answer, frozen=True):
+    """What the node that was asked is. `role`: leader, which answers everything, or follower, which answers reads. `leader`: HOST:PORT
+    of the leader's Flight door; "": it is not known, or this is it. `age_seconds`: how old a follower's state may be; -1: not known."""
+
+    node: str
+    role: str
+    leader: str = ""
+    age_seconds: float = 0.0
+
+
 # -- pipelines --------------------------------------------------------------------------------------------------------
 
 
@@ -374,6 +405,7 @@ ACTIONS: Final[dict[str, tuple[type, type]]] = {
     "pipeline_report": (PipelineReport, PipelineOrder),
     "pipelines": (Nothing, Pipelines),
     "pipeline_stop": (PipelineName, Nothing),
+    "node": (Nothing, NodeAnswer),
 }
 
 # The calls of Flight that the door answers. do_action asks for what its action needs.
@@ -404,4 +436,5 @@ RIGHTS: Final[dict[str, Right]] = {
     "pipeline_report": "known",
     "pipelines": "known",
     "pipeline_stop": "owner",
+    "node": "known",
 }

@@ -317,3 +317,17 @@ class NotLeader(QuintetError):
         super().__init__(message, hint=hint)
         named = message.partition("leader_addr=")[2].split(maxsplit=1)
         self.leader = leader or (named[0].rstrip(";,)") if named else "")
+
+
+class TooOld(QuintetError):
+    """This node follows, and what it has may be older than the read allows."""
+
+    code = "E1702"
+    retryable = True
+
+
+class Behind(QuintetError):
+    """This node follows, and does not have yet what the read needs."""
+
+    code = "E1703"
+    retryable = True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -126,6 +126,22 @@ class _Rate:
     second: int = 0
     taken: int = 0
     left_out: int = 0
+
+
+class Recorder(Protocol):
+    """Whoever takes rows of the audit: `Audit`, or a node that may not write."""
+
+    def record(
+        self,
+        type: str,
+        user: str,
+        resource: str,
+        result: Result,
+        peer: str = "",
+        action: str = "",
+        **details: object,
+    ) -> None:
+        """Note what happened; returns at once and raises nothing."""
 
 
 class Audit:

@@ -11,8 +11,7 @@ import msgspec
 from quintet.broker.identity.access import GROUP_PREFIX, INTERNAL_PREFIX, Access, Acl, Principal, check_user_name
 from quintet.broker.identity.changes import Changes, write
 from quintet.broker.slices import in_order
-from quintet.broker.table import Table
-from quintet.log.base import Log
+from quintet.broker.table import Table, TableLog
 from quintet.model import limits
 from quintet.model.errors import AclNotFound, BadName, Forbidden, LimitExceeded
 
@@ -33,7 +32,7 @@ class AclRow(msgspec.Struct, frozen=True):
 class AccessRules:
     """The verbs."""
 
-    def __init__(self, log: Log, access: Access, changes: Changes) -> None:
+    def __init__(self, log: TableLog, access: Access, changes: Changes) -> None:
         self._access = access
         self._changes = changes
         self._table = Table(log, *ACLS_TABLE, AclRow)
@@ -43,6 +42,11 @@ class AccessRules:
         self._table.load()
         for row in self._table:
             self._follow(row.pattern)
+
+    def follow(self) -> None:
+        """Of a follower: make live what the leader wrote since the last call."""
+        for key in self._table.follow():
+            self._follow(key.decode())
 
     def get(self, pattern: str) -> Acl | None:
         row = self._table.get(pattern.encode("utf-8", "replace"))

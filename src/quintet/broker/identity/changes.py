@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from quintet.broker.audit.audit_log import Audit, Result
+from quintet.broker.audit.audit_log import Recorder, Result
 from quintet.model.errors import AuthError, Busy, Forbidden, message_of
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Mutex, Promise, next_turn
@@ -28,7 +28,7 @@ class Audited:
 
     def __init__(
         self,
-        audit: Audit,
+        audit: Recorder,
         scheduler: Scheduler,
         type: str,
         actor: str,
@@ -61,7 +61,7 @@ class Audited:
 class Changes:
     """The line in which changes wait."""
 
-    def __init__(self, scheduler: Scheduler, audit: Audit) -> None:
+    def __init__(self, scheduler: Scheduler, audit: Recorder) -> None:
         self._scheduler = scheduler
         self._audit = audit
         self._mutex = Mutex()

@@ -19,7 +19,7 @@ from typing import Final, Literal, cast, get_args
 
 import msgspec
 
-from quintet.broker.audit.audit_log import Audit, Result
+from quintet.broker.audit.audit_log import Recorder, Result
 from quintet.broker.identity.access import (
     Access,
     Action,
@@ -127,7 +127,7 @@ class Keys:
         table: Table[CredentialRow],
         users: Users,
         access: Access,
-        audit: Audit,
+        audit: Recorder,
         scheduler: Scheduler,
         entropy: Entropy,
     ) -> None:
@@ -150,6 +150,15 @@ class Keys:
                 self._table.delete(row.secret_sha256.encode())
         self._due = self._next_due(now)
         self._access.replace(row.credential for row in self._table)
+
+    def follow(self) -> None:
+        """Of a follower: make live what the leader wrote since the last call. It deletes nothing: `tick` with 0 as the trusted time does
+        not either."""
+        changed = self._table.follow()
+        for key in changed:
+            self._follow(key.decode())
+        if changed:
+            self._due = self._next_due(self._scheduler.now())
 
     # -- the configuration's ---------------------------------------------------------------------------------------
 

@@ -29,8 +29,7 @@ from quintet.broker.identity.metering import VALUE_MAX, Account, Bounds, Kind, M
 from quintet.broker.identity.tenants import Tenants
 from quintet.broker.sections import QUOTA_RATE_MIN, QuotaSection, Tenant
 from quintet.broker.slices import in_order
-from quintet.broker.table import Table
-from quintet.log.base import Log
+from quintet.broker.table import Table, TableLog
 from quintet.model.errors import BadName, BadRequest, Forbidden, LimitExceeded
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import next_turn, start_alone
@@ -115,7 +114,7 @@ class Quotas:
     """All accounts, and the verbs."""
 
     def __init__(
-        self, log: Log, access: Access, changes: Changes, scheduler: Scheduler, tenants: Tenants, defaults: QuotaSection,
+        self, log: TableLog, access: Access, changes: Changes, scheduler: Scheduler, tenants: Tenants, defaults: QuotaSection,
         topics: CountedTopics,
     ) -> None:  # fmt: skip
         self._access = access
@@ -136,6 +135,12 @@ class Quotas:
         self._table.load()
         for row in self._table:
             self._follow(row.kind, row.name)
+
+    def follow(self) -> None:
+        """Of a follower: make live what the leader wrote since the last call."""
+        for key in self._table.follow():
+            kind, _, name = key.decode().partition(":")
+            self._changed_live("tenant" if kind == "tenant" else "user", name)
 
     # -- bounds ----------------------------------------------------------------------------------------------------
 

@@ -16,15 +16,14 @@ from typing import Final
 
 import msgspec
 
-from quintet.broker.audit.audit_log import Audit
+from quintet.broker.audit.audit_log import Recorder
 from quintet.broker.identity.access import Access, Principal, Role, check_user_name, twin_key, user_identity
 from quintet.broker.identity.access_rules import AccessRules
 from quintet.broker.identity.changes import CONFIGURATION, Changes, write
 from quintet.broker.identity.logins import Logins
 from quintet.broker.identity.passwords import HASH_COSTS_MAX, NOBODY_HASH, Entropy, Hashing, costs_of
 from quintet.broker.slices import in_order
-from quintet.broker.table import Table
-from quintet.log.base import Log
+from quintet.broker.table import Table, TableLog
 from quintet.model import limits
 from quintet.model.errors import (
     AuthError,
@@ -91,10 +90,10 @@ class Users:
 
     def __init__(
         self,
-        log: Log,
+        log: TableLog,
         scheduler: Scheduler,
         access: Access,
-        audit: Audit,
+        audit: Recorder,
         entropy: Entropy,
         password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT,
     ) -> None:
@@ -121,6 +120,12 @@ class Users:
             self._last_version = max(self._last_version, row.version)
             self._follow(row.name)
         self.rules.load()
+
+    def follow(self) -> None:
+        """Of a follower: make live what the leader wrote since the last call."""
+        for key in self._table.follow():
+            self._follow(key.decode())
+        self.rules.follow()
 
     # -- who -------------------------------------------------------------------------------------------------------
 

@@ -103,13 +103,28 @@ class Schemas:
         self._compiled: OrderedDict[tuple[str, int], Validator] = OrderedDict()
         self._bytes = 0
         for row in sorted(table, key=lambda row: (row.name, row.version)):
-            if row.version == 0:
-                self._subjects[row.name] = _Subject(row.compatibility, row.last)
-            else:
-                subject = self._subjects.setdefault(row.name, _Subject())
-                subject.versions[row.version] = row
-                subject.last = max(subject.last, row.version)
-                self._bytes += len(row.definition)
+            self._take(row)
+
+    def _take(self, row: SchemaRow) -> None:
+        subject = self._subjects.setdefault(row.name, _Subject())
+        if row.version == 0:
+            subject.compatibility, subject.last = row.compatibility, max(subject.last, row.last)
+            return
+        before = subject.versions.get(row.version)
+        subject.versions[row.version] = row
+        subject.last = max(subject.last, row.version)
+        self._bytes += len(row.definition) - (0 if before is None else len(before.definition))
+
+    def follow(self) -> None:
+        """Of a follower: take what the leader wrote since the last call."""
+        for key, row in self._table.follow().items():
+            if row is not None:
+                self._take(row)
+                continue
+            name, _, version = key.decode().rpartition("\0")
+            subject = self._subjects.get(name)
+            gone = subject.versions.pop(int(version), None) if subject is not None else None
+            self._bytes -= 0 if gone is None else len(gone.definition)
 
     # -- changing --------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.log.embedded.partitions.shared import Report
 from quintet.log.replicated.fold import Fold
+from quintet.log.replicated.freshness import Freshness
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.mark import NAME, AppliedMark, load, store
 from quintet.log.replicated.partition import CellPartition
@@ -49,6 +50,7 @@ from quintet.model.scheduler import Scheduler
 TICK_US: Final = 50_000
 MAINTAIN_TICKS: Final = 2  # of a follower: its broker, which would do it, is not there
 MARK_INTERVAL_US: Final = 1_000_000
+ASK_TICKS: Final = 4  # of a follower, between two questions where the WAL ends: an answer takes up to 200 ms
 
 
 class NodeRole(StrEnum):
@@ -89,6 +91,7 @@ class NodeStatus(NamedTuple):
     lag_records: int  # in the WAL and not applied; those under way of a leader
     lag_seconds: float  # since it had applied all; of a leader: 0
     weaknesses: tuple[str, ...]  # what the WAL promises less than the default
+    age_seconds: float | None  # how old the state may be that readers of this node see; None: not known yet
 
 
 class Wal(Protocol):
@@ -113,6 +116,10 @@ class Wal(Protocol):
     ) -> None: ...
 
     def stop_reading(self) -> None: ...
+
+    def ask_end(self, told: Callable[[int], None]) -> None:
+        """told(one past the last record there is), by an answer to a question that is sent now; told(-1): there was none. Not called
+        any more when the reading that is under way ends."""
 
     def close(self) -> None: ...
 
@@ -162,6 +169,8 @@ class ReplicatedLog(EmbeddedLog):
         self.replica = Replica(node, instance, Fold(), timing, self, host)
         self._ticks = 0
         self._caught_up = 0  # when all of the WAL was applied, as far as it was known
+        self._freshness = Freshness()
+        self._asking = False  # where the WAL ends
         self._role_seen: tuple[NodeRole, LeaderNode | None] = (NodeRole.FOLLOWER, None)
         self._role_watchers: list[Callable[[], None]] = []
         self._leading: Callable[[], None]
@@ -219,8 +228,18 @@ class ReplicatedLog(EmbeddedLog):
         self._look_at_mark(monotonic)
         if self.replica.leads or self.replica.fold.next >= self._wal.end:
             self._caught_up = monotonic
+        if not self.replica.leads:
+            self._freshness.look(self.replica.fold.next)
+            if self._ticks % ASK_TICKS == 0 and not self._asking:
+                self._asking = True
+                self._wal.ask_end(partial(self._end_told, monotonic))
         self._look_at_role()
         self._scheduler.later(TICK_US, self._tick)
+
+    def _end_told(self, asked: int, end: int) -> None:
+        self._asking = False
+        if end >= 0:
+            self._freshness.told(end, asked)
 
     def _look_at_mark(self, monotonic: int) -> None:
         """Store how far the WAL is applied, when all of that is synced."""
@@ -308,10 +327,28 @@ class ReplicatedLog(EmbeddedLog):
         lag = replica.unconfirmed if role is NodeRole.LEADER else max(self._wal.end - replica.fold.next, 0)
         seconds = (self._scheduler.monotonic() - self._caught_up) / 1e6 if lag and role is not NodeRole.LEADER else 0.0
         place = (replica.fold.epoch, self.leader_node, replica.fold.next)
-        return NodeStatus(replica.node, role, *place, lag, seconds, tuple(self._wal.weaknesses))
+        age = self.age_us()
+        weak, old = tuple(self._wal.weaknesses), None if age is None else age / 1e6
+        return NodeStatus(replica.node, role, *place, lag, seconds, weak, old)
 
     def may_answer(self) -> bool:
         return self.replica.may_answer(self._scheduler.monotonic())
+
+    def age_us(self) -> int | None:
+        """How old the state may be that readers of this node see; None: not known yet. While nobody is known to lead, it counts from
+        the last record that was read: a broker of Kafka that is cut off from the others would name an old end."""
+        monotonic, freshness = self._scheduler.monotonic(), self._freshness
+        if self.replica.may_answer(monotonic):
+            return 0
+        freshness.look(self.replica.fold.next)
+        if freshness.since is None:
+            return None
+        age = monotonic - freshness.since
+        return age if self.leader_node is not None else max(age, self.replica.silent_us(monotonic))
+
+    def partitions_of(self, topic_id: int) -> list[Partition]:
+        """Those of a topic that the WAL has, to be read; [] if there is none."""
+        return [] if topic_id in self._deleted else list(self._topics.get(topic_id, []))
 
     def _local_failed(self, error: StorageError) -> None:
         self._end_with(f"this node cannot write what the WAL has confirmed: {error}")
@@ -353,6 +390,7 @@ class ReplicatedLog(EmbeddedLog):
             self.replica.answered(sequence, offset, self._scheduler.monotonic())
 
     def read_from(self, offset: int) -> None:
+        self._asking = False  # an answer to the reading before does not come any more
         self._wal.read_from(offset, self._read, lambda error: self._end_with(str(error)), self._is_full)
 
     def _is_full(self) -> bool:
@@ -399,7 +437,9 @@ class ReplicatedLog(EmbeddedLog):
     def _apply(self, entry: Entry) -> None:
         kind = entry.kind
         if kind is EntryKind.BATCH:
-            self._partition_of(entry).apply(bytearray(entry.body))
+            partition = self._partition_of(entry)
+            partition.apply(bytearray(entry.body))
+            self._freshness.touched(partition)
         elif kind is EntryKind.TOPIC:
             spec = self._specs[entry.topic_id] = self._applied[entry.topic_id] = spec_of(entry)
             if spec.id in self._topics:
@@ -458,6 +498,8 @@ class ReplicatedLog(EmbeddedLog):
         """The deletion counts: the files go when a mark says so too."""
         self._applied.pop(topic_id, None)
         self._deleted.add(topic_id)
+        for partition in self._topics.get(topic_id, []):
+            self._freshness.dropped(partition)
         self.behind_mark(partial(EmbeddedLog.delete_topic, self, topic_id))
 
     def _topic_path(self, topic_id: int) -> str:

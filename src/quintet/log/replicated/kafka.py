@@ -6,7 +6,9 @@ because Kafka would say nothing while a broker that loses its page cache loses a
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,7 +19,7 @@ from quintet.model.errors import StorageError
 from quintet.model.extras import needed_by
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient
 
 ASK_S: Final = 10.0  # for one question about the cluster or the topic
@@ -28,6 +30,7 @@ LOOK_S: Final = 0.1  # between two looks at a topic that was just made
 LOOKS_MAX: Final = 300
 POLL_S: Final = 0.2
 FULL_S: Final = 0.02  # until a node that has much to write is asked again
+END_S: Final = 1.0  # for an answer where the WAL ends: nothing is read meanwhile
 READ_RECORDS_MAX: Final = 500  # handed to the loop at once
 READS_AHEAD_MAX: Final = 4  # that the loop has not taken yet
 PASSED_ON: Final = ("security.", "ssl.", "sasl.", "enable.ssl.", "client.id", "broker.address.family")
@@ -308,6 +311,13 @@ class KafkaWal:
             self._reading.stopped.set()
             self._reading = None
 
+    def ask_end(self, told: Callable[[int], None]) -> None:
+        """told(end) on the loop, by an answer to a request that is sent after this call; told(-1): there was none."""
+        if self._reading is None:
+            self._hand(partial(told, -1))
+        else:
+            self._reading.asks.append(told)
+
     def close(self) -> None:
         """Give up what was not delivered, and end the threads."""
         self.stop_reading()
@@ -334,6 +344,7 @@ class _Reading:
         saw_end: Callable[[int], None],
     ) -> None:
         self.stopped = threading.Event()
+        self.asks: deque[Callable[[int], None]] = deque()  # who wants to know where the WAL ends
         self._options = options
         self._topic = topic
         self._offset = offset
@@ -353,6 +364,8 @@ class _Reading:
         try:
             consumer.assign([place])
             while not self.stopped.is_set():
+                if self.asks:
+                    self._tell_end(consumer, place)
                 if self._full():
                     self.stopped.wait(FULL_S)
                     continue
@@ -369,6 +382,23 @@ class _Reading:
                     self._hand(partial(self._deliver, found))
         finally:
             consumer.close()
+
+    def _tell_end(self, consumer: "Consumer", place: "TopicPartition") -> None:
+        """By a request of its own: what a fetch said may be older than the question."""
+        from confluent_kafka import KafkaException
+
+        asked = [self.asks.popleft() for _ in range(len(self.asks))]
+        end = -1
+        with suppress(
+            KafkaException, TypeError
+        ):  # Kafka is away or slow (None: no answer in time): what is known grows older
+            end = consumer.get_watermark_offsets(place, timeout=END_S)[1]
+        for told in asked:
+            self._hand(partial(self._told, told, end))
+
+    def _told(self, told: Callable[[int], None], end: int) -> None:
+        if not self.stopped.is_set():
+            told(end)
 
     def _next(self, consumer: "Consumer") -> list[tuple[int, bytes]] | None:
         """None: it cannot go on."""
