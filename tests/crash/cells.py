@@ -38,7 +38,8 @@ from tests.crash.brokers import ROOT, SETTINGS
 from tests.crash.load import History, Load, Verdict
 from tests.wire.blipmq import PING, Client, Closed, frame
 
-HOSTS = ("127.0.0.1", "127.0.0.2")  # doors of all nodes have the same ports, so their hosts differ
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # doors of all nodes have the same ports, so their hosts differ
+NODES = 2
 LEASE_S = 4  # a busy machine takes seconds from a process
 LEAD_S = 90.0  # until some node leads, on a busy machine
 PROMISES = 300  # before each fault
@@ -172,7 +173,7 @@ class Cell:
         self.chance = random.Random(seed)
         self.history = History(seed)
         port = shared_port()
-        self.nodes = [NodeProcess(folder, number, (servers, topic), port, sabotage) for number in range(len(HOSTS))]
+        self.nodes = [NodeProcess(folder, number, (servers, topic), port, sabotage) for number in range(NODES)]
         self.take_overs = self.stops = self.stale_answers = 0
         self.slowest_s = 0.0
 

@@ -5,6 +5,9 @@ short tasks in one Python process. While the broker cannot be reached, calls are
 every action is idempotent, a read goes on after the last row it got, and a stage is sent again as a whole. When the time is over, an
 error of quintet.client.core.errors is raised: one sentence that names the option to look at. Nothing here knows Spark. Secrets are
 sent and never shown.
+
+If the target is a cell, reads go to a node that nodes.py chooses, and to another one when it fails; everything else goes to the leader, by
+a connection of its own (`leader`).
 """
 
 import os
@@ -20,6 +23,7 @@ from pyarrow import flight
 from quintet.client.core.errors import (
     BY_CODE,
     AuthError,
+    BadRequest,
     ConnectionLost,
     Forbidden,
     OffsetNotFound,
@@ -28,10 +32,12 @@ from quintet.client.core.errors import (
 )
 from quintet.flight import wire
 from quintet.model.errors import DataLost
-from quintet.spark.source.options import OptionError, Target
+from quintet.spark.source.nodes import LEADER, Nodes
+from quintet.spark.source.options import Host, OptionError, Target
 
 PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
 PAUSE_SECONDS_MAX: Final = 2.0
+NODE_SECONDS: Final = 5.0  # for a node of a cell to say what it is
 CALL_SECONDS: Final = 120.0  # the longest that one action or login may take
 OFFSET: Final = "offset"
 _TLS_HINT: Final = " for TLS, for the name in its certificate, and do ?ca=, ?cert= and ?key= fit"
@@ -52,6 +58,7 @@ _KINDS: Final[dict[str, type[QuintetError]]] = {
 }
 
 A = TypeVar("A")
+R = TypeVar("R", bound=wire.AgedRequest)
 T = TypeVar("T")
 
 
@@ -60,8 +67,12 @@ class FlightConnection:
 
     _open: "dict[tuple[int, Target], FlightConnection]" = {}  # noqa: RUF012
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, wanted: str = "") -> None:
+        """wanted: of which kind the node must be; "": as the target says."""
         self.target = target
+        wanted = wanted or target.read_from
+        self._nodes = Nodes(target, wanted) if wanted else None
+        self._leader = None if wanted in ("", LEADER) else FlightConnection(target, LEADER)
         self._client: flight.FlightClient | None = None
         self._token = f"Bearer {target.token}".encode() if target.token else b""
 
@@ -83,8 +94,18 @@ class FlightConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def leader(self) -> "FlightConnection":
+        """For what only the leader of a cell does."""
+        return self._leader or self
+
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
+        if self._leader is not None:
+            self._leader.close()
+        self._close()
+
+    def _close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -96,54 +117,54 @@ class FlightConnection:
     # -- the actions --------------------------------------------------------------------------------------------------
 
     def topics(self, selection: wire.Selection) -> wire.Topics:
-        return self._act("topics", selection, wire.Topics)
+        return self._read("topics", selection, wire.Topics)
 
     def topic_create(self, topic: str, partitions: int) -> wire.Created:
-        return self._act("topic_create", wire.CreateRequest(topic, partitions), wire.Created)
+        return self.leader._act("topic_create", wire.CreateRequest(topic, partitions), wire.Created)
 
     def offsets_for_time(self, topic: str, at_us: int) -> tuple[int, ...]:
-        return self._act("offsets_for_time", wire.TimeRequest(topic, at_us), wire.Offsets).offsets
+        return self._read("offsets_for_time", wire.TimeRequest(topic, at_us), wire.Offsets).offsets
 
     def locate(self, request: wire.LocateRequest) -> wire.Located:
-        return self._act("locate", request, wire.Located)
+        return self._read("locate", request, wire.Located)
 
     def stage_commit(self, request: wire.StageCommit) -> wire.StageCommitted:
-        return self._act("stage_commit", request, wire.StageCommitted)
+        return self.leader._act("stage_commit", request, wire.StageCommitted)
 
     def stage_abort(self, stages: Sequence[str]) -> None:
-        self._act("stage_abort", wire.StageAbort(tuple(stages)), wire.Nothing)
+        self.leader._act("stage_abort", wire.StageAbort(tuple(stages)), wire.Nothing)
 
     def fence(self, writer: str) -> int:
         """The highest batch id that was committed for a writer, -1 if there is none."""
-        return self._act("fence", wire.FenceRequest(writer), wire.FenceAnswer).batch_id
+        return self.leader._act("fence", wire.FenceRequest(writer), wire.FenceAnswer).batch_id
 
     def group_commit(self, request: wire.GroupCommit) -> None:
-        self._act("group_commit", request, wire.Nothing)
+        self.leader._act("group_commit", request, wire.Nothing)
 
     def groups(self, topic: str = "", group: str = "") -> wire.GroupPositions:
-        return self._act("groups", wire.GroupsRequest(topic, group), wire.GroupPositions)
+        return self.leader._act("groups", wire.GroupsRequest(topic, group), wire.GroupPositions)
 
     def schema(self, subject: str, version: int = 0) -> wire.SchemaAnswer:
-        return self._act("schema", wire.SchemaRequest(subject, version), wire.SchemaAnswer)
+        return self._look_again()._act("schema", wire.SchemaRequest(subject, version), wire.SchemaAnswer)
 
     def reject(self, request: wire.RejectRequest) -> int:
-        return self._act("reject", request, wire.Rejected).fresh
+        return self.leader._act("reject", request, wire.Rejected).fresh
 
     def redrive(self, request: wire.RedriveRequest) -> wire.Redriven:
-        return self._act("redrive", request, wire.Redriven)
+        return self.leader._act("redrive", request, wire.Redriven)
 
     def dead(self, topic: str) -> wire.DeadOpen:
-        return self._act("dead", wire.DeadRequest(topic), wire.DeadOpen)
+        return self.leader._act("dead", wire.DeadRequest(topic), wire.DeadOpen)
 
     def pipeline_report(self, report: wire.PipelineReport) -> bool:
         """True: somebody asked the pipeline to stop."""
-        return self._act("pipeline_report", report, wire.PipelineOrder).stop
+        return self.leader._act("pipeline_report", report, wire.PipelineOrder).stop
 
     def pipelines(self) -> wire.Pipelines:
-        return self._act("pipelines", wire.Nothing(), wire.Pipelines)
+        return self.leader._act("pipelines", wire.Nothing(), wire.Pipelines)
 
     def pipeline_stop(self, name: str) -> None:
-        self._act("pipeline_stop", wire.PipelineName(name), wire.Nothing)
+        self.leader._act("pipeline_stop", wire.PipelineName(name), wire.Nothing)
 
     # -- the streams --------------------------------------------------------------------------------------------------
 
@@ -151,7 +172,7 @@ class FlightConnection:
         """The records of a ticket, in order. If the connection is lost, the read goes on after the last row."""
         extra = OFFSET not in ticket.columns  # needed to go on after a lost connection
         columns = tuple(name for name in wire.COLUMNS if name in ticket.columns or name == OFFSET)
-        ticket = msgspec.structs.replace(ticket, columns=columns)
+        ticket = self._look_again()._aged(msgspec.structs.replace(ticket, columns=columns))
         give_up = None
         pause = PAUSE_SECONDS
         renewed = False
@@ -183,7 +204,8 @@ class FlightConnection:
         descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(request))
 
         def once() -> wire.Staged:
-            writer, answers = self._connected().do_put(descriptor, schema, self._options())
+            leader = self.leader
+            writer, answers = leader._connected().do_put(descriptor, schema, leader._options())
             with writer:
                 for batch in batches:
                     writer.write_batch(batch)
@@ -193,7 +215,54 @@ class FlightConnection:
                 raise ConnectionLost("the broker ended a stage without an answer")
             return self._decoded(answer, wire.Staged)
 
-        return self._again(once)
+        return self.leader._again(once)
+
+    # -- the nodes of a cell -----------------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        """HOST:PORT of the node that answered last; the target, if it is not a cell."""
+        current = self._nodes.current if self._nodes is not None else None
+        return str(self.target) if current is None else f"{current[0]}:{current[1]}"
+
+    def _look_again(self) -> "FlightConnection":
+        """Before a read: the node may have become the leader, or a follower may be back."""
+        if self._nodes is not None and self._nodes.is_due:
+            self._close()
+        return self
+
+    def _aged(self, request: R) -> R:
+        age = self.target.max_age_seconds
+        return msgspec.structs.replace(request, max_age_seconds=age) if age else request
+
+    def _read(self, name: str, request: wire.AgedRequest, kind: type[A]) -> A:
+        return self._look_again()._act(name, self._aged(request), kind)
+
+    def _choose(self, nodes: Nodes) -> flight.FlightClient:
+        """A connection to the node that is wanted."""
+        host = nodes.choose(self._role_of)
+        if host is None:
+            raise flight.FlightUnavailableError(f"no node of {nodes} that is wanted answers")
+        assert self._client is not None
+        return self._client
+
+    def _role_of(self, host: Host) -> str | None:
+        """What a node is, after a connection to it was made; None: it does not answer. Raises what another node would say, too."""
+        self._close()
+        self._client = self._client_of(host)
+        if not self.target.token:
+            self._token = b""  # those of another node are not known there
+        try:
+            options = self._options(NODE_SECONDS)
+            results = list(self._client.do_action(flight.Action("node", b"{}"), options))
+            return self._decoded(results[0].body, wire.NodeAnswer).role
+        except _FAILED as error:
+            if _passing(error):
+                return None
+            problem = _problem(error)
+            if problem is not None and problem.code == BadRequest.code:
+                return LEADER  # a broker from before there were followers that answer
+            raise
 
     # -- internals -----------------------------------------------------------------------------------------------
 
@@ -237,21 +306,26 @@ class FlightConnection:
 
     def _connected(self) -> flight.FlightClient:
         if self._client is None:
-            target = self.target
-            host = f"[{target.host}]" if ":" in target.host else target.host
-            self._client = flight.FlightClient(
-                f"grpc+{'tls' if target.tls else 'tcp'}://{host}:{target.port}",
-                tls_root_certs=_file(target.ca, "ca"),
-                cert_chain=_file(target.cert, "cert"),
-                private_key=_file(target.key, "key"),
-            )
+            self._client = self._client_of(self.target.hosts[0]) if self._nodes is None else self._choose(self._nodes)
         return self._client
+
+    def _client_of(self, place: Host) -> flight.FlightClient:
+        target, (name, port) = self.target, place
+        host = f"[{name}]" if ":" in name else name
+        return flight.FlightClient(
+            f"grpc+{'tls' if target.tls else 'tcp'}://{host}:{port}",
+            tls_root_certs=_file(target.ca, "ca"),
+            cert_chain=_file(target.cert, "cert"),
+            private_key=_file(target.key, "key"),
+        )
 
     def _options(self, seconds: float | None = None) -> flight.FlightCallOptions:
         """Call options with the token. Logs in first if there is a user and no token yet."""
+        if self._nodes is not None:
+            self._connected()  # another node has other tokens
         if not self._token and self.target.user:
             _, self._token = self._connected().authenticate_basic_token(
-                self.target.user, self.target.password, flight.FlightCallOptions(timeout=CALL_SECONDS)
+                self.target.user, self.target.password, flight.FlightCallOptions(timeout=seconds or CALL_SECONDS)
             )
         headers = [(b"authorization", self._token)] if self._token else []
         return flight.FlightCallOptions(timeout=seconds, headers=headers)
@@ -266,7 +340,9 @@ class FlightConnection:
     def _forget(self, error: Exception) -> None:
         """Close a connection that broke."""
         if _passing(error):
-            self.close()
+            self._close()
+            if self._nodes is not None:
+                self._nodes.fail(self._nodes.current)
 
     def _named(self, error: Exception) -> QuintetError:
         """The error as one sentence, with the option it is about where there is one."""

@@ -37,6 +37,7 @@ WORKER_MARKS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECR
 P = ParamSpec("P")
 R = TypeVar("R")
 Edge = Literal["earliest", "latest"]
+Host = tuple[str, int]
 # startingOffsets and endingOffsets: one word for all partitions, or an offset (or EARLIEST, LATEST) of each.
 Start = Edge | dict[str, dict[int, int]]
 
@@ -45,7 +46,7 @@ READ_OPTIONS: Final = (
     *LINK_OPTIONS,
     "subscribe", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "groupIdPrefix", "columns", "schema", "subject", "typedPrefix",
-    "access", "pushFilters", "onDecodeError", "valuePrefix", "schemaIds",
+    "access", "pushFilters", "onDecodeError", "valuePrefix", "schemaIds", "readFrom", "maxAgeSeconds",
 )  # fmt: skip
 WRITE_OPTIONS: Final = (*LINK_OPTIONS, "topic", "failOnDataLoss", "txnAppId", "txnVersion")
 SECRETS: Final = frozenset({"password", "token"})  # not stripped: a space may be part of one
@@ -55,6 +56,8 @@ TYPED_ONLY: Final = ("subject", "typedPrefix", "onDecodeError", "valuePrefix", "
 # What happens to a row that does not decode, and whether values begin with Confluent's prefix; the first is the default.
 ON_DECODE_ERROR: Final = ("null", "fail", "deadletter")
 VALUE_PREFIX: Final = ("auto", "confluent", "none")
+READ_FROM: Final = ("follower", "leader", "any")  # of the nodes of a cell
+AGE_SECONDS_MAX: Final = 86_400.0
 SCHEMA_IDS_MAX: Final = 1_000  # of one read
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 # Spellings of Spark's Kafka source that we do not have -> what to write instead
@@ -88,7 +91,8 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address of the broker's Flight door and the credentials for it. The repr leaves out secrets."""
+    """The address of the broker's Flight door and the credentials for it. The repr leaves out secrets. With `read_from` it is a cell, and
+    reads go to a node that is that; "": the node of this address, whatever it is."""
 
     host: str
     port: int
@@ -100,9 +104,16 @@ class Target:
     cert: str = ""
     key: str = ""
     retry_seconds: float = RETRY_SECONDS
+    others: tuple[Host, ...] = ()  # more nodes of the same cell
+    read_from: str = ""  # or follower, leader, any
+    max_age_seconds: float = 0.0  # of what a follower answers; 0: as it is configured
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return ((self.host, self.port), *self.others)
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return ",".join(f"{host}:{port}" for host, port in self.hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +208,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
             raise OptionError(name, "it only has a meaning together with schema=registry")
     starting = given.get("startingOffsets")
     return ReadOptions(
-        target=target(given),
+        target=target(given, "follower"),
         topics=topics,
         pattern=pattern,
         starting=None if starting is None else _offsets("startingOffsets", starting),
@@ -257,14 +268,13 @@ def refuse_in_stream(options: ReadOptions) -> None:
             raise OptionError(name, "a streaming query has no end; remove the option, or use spark.read")
 
 
-def target(given: Mapping[str, str]) -> Target:
-    """The target that `url` names. The options user, password and token take precedence over those in the URL."""
-    url = given.get("url", "")
+def target(given: Mapping[str, str], read_from: str = "leader") -> Target:
+    """The target that `url` names. The options user, password and token take precedence over those in the URL. read_from: of which node
+    of a cell, if the URL names several hosts and no option says it."""
+    url, others = _several_hosts(given.get("url", ""))
     example = "write flight://USER:PASSWORD@HOST:8815, or flights:// for TLS"
     if not url:
         raise OptionError("url", f"it is missing; {example}")
-    if "," in url.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]:
-        raise OptionError("url", f"it names several hosts; name the one node that Spark shall read from: {example}")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -290,8 +300,39 @@ def target(given: Mapping[str, str]) -> Target:
         password=given.get("password", unquote(parts.password or "")),
         token=given.get("token", ""),
         retry_seconds=_seconds(given, "retrySeconds"),
+        others=others,
+        read_from=_choice(given, "readFrom", READ_FROM) if "readFrom" in given else read_from if others else "",
+        max_age_seconds=_age(given),
         **extra,
     )
+
+
+def _several_hosts(url: str) -> tuple[str, tuple[Host, ...]]:
+    """The URL with its first host alone, and the others. Each has its own port, or PORT."""
+    scheme, mark, rest = url.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    login, at, hosts = authority.rpartition("@")
+    first, *more = hosts.split(",")
+    others: list[Host] = []
+    for text in more:
+        try:
+            parts = urlsplit(f"//{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host:
+            raise OptionError("url", f"{text!r} is not a host; write flight://USER:PASSWORD@HOST1:8815,HOST2:8815")
+        others.append((host, PORT if port is None else port))
+    return f"{scheme}{mark}{login}{at}{first}{rest[len(authority) :]}", tuple(others)
+
+
+def _age(given: Mapping[str, str]) -> float:
+    text = given.get("maxAgeSeconds")
+    if text is None:
+        return 0.0
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not 0 < float(text) <= AGE_SECONDS_MAX:
+        raise OptionError("maxAgeSeconds", f"{text!r} is not a number of seconds above 0, up to {AGE_SECONDS_MAX:.0f}")
+    return float(text)
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from quintet.flight import columns as arrow_columns
 from quintet.flight import wire
 from quintet.log import mapped
 from quintet.model.errors import CorruptData, DataLost, QuintetError
+from quintet.model.limits import PARTITIONS_MAX
 from quintet.spark.source.columns import ReadColumns, newer
 from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.narrow import Narrowing
@@ -76,7 +77,7 @@ def lost(options: ReadOptions, what: str, remedy: str = "set it to false to go o
 def select(options: ReadOptions, connection: FlightConnection) -> dict[str, wire.TopicInfo]:
     """The topics to read, by name. One that was named must exist; a pattern may match nothing yet."""
     try:
-        found = connection.topics(wire.Selection(options.topics, options.pattern))
+        found = connection.topics(wire.Selection(options.topics, options.pattern, _named(options)))
     except BadRequest as error:
         raise OptionError("subscribePattern" if options.pattern else "subscribe", str(error)) from None
     if found.missing:
@@ -86,6 +87,23 @@ def select(options: ReadOptions, connection: FlightConnection) -> dict[str, wire
             "or use subscribePattern, which waits for topics",
         )
     return {info.name: info for info in found.topics}
+
+
+def _named(options: ReadOptions) -> tuple[wire.Least, ...]:
+    """What a follower must have: the offsets that the options name."""
+    if not options.target.read_from:
+        return ()
+    ends: dict[str, dict[int, int]] = {}
+    for start in (options.starting, options.ending):
+        for topic, partitions in start.items() if isinstance(start, dict) else ():
+            for number, offset in partitions.items():
+                known = ends.setdefault(topic, {})
+                known[number] = max(known.get(number, 0), offset, 0)
+    return tuple(
+        wire.Least(topic, "", tuple(known.get(number, 0) for number in range(max(known) + 1)))
+        for topic, known in ends.items()
+        if max(known) < PARTITIONS_MAX
+    )
 
 
 def whole(info: wire.TopicInfo, partition: int) -> Span:
@@ -345,7 +363,9 @@ def read_task(options: ReadOptions, table: ReadColumns, task: InputPartition) ->
 def _still_the_same(connection: FlightConnection, asked: dict[str, str]) -> None:
     """OptionError if a topic was replaced while it was read. A ticket has only the topic's name, and a name may be used again, an
     identity never. The task fails whatever failOnDataLoss says; the next plan finds the new topic and applies failOnDataLoss."""
-    now = {info.name: info.identity for info in connection.topics(wire.Selection(tuple(asked))).topics}
+    least = tuple(wire.Least(*known) for known in asked.items()) if connection.target.read_from else ()
+    found = connection.topics(wire.Selection(tuple(asked), at_least=least)).topics
+    now = {info.name: info.identity for info in found}
     for topic, identity in asked.items():
         if now.get(topic) != identity:
             raise OptionError(

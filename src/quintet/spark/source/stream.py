@@ -13,6 +13,9 @@ What a topic can do between two micro-batches, and what follows:
     it was deleted and made again             failOnDataLoss: an error, or the new one is read from its beginning
     another log is behind the url             the same: topics are compared by identity (offsets.py), not by name
     it is shorter than what was read          failOnDataLoss: an error, or read on from its end
+
+In a cell, each answer may come from another node: every question names the offsets that the query has seen, and a follower that does not
+have them does not answer. So a follower that is behind is not taken for a topic that lost records.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +48,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._table = table
         self._frozen: dict[str, wire.TopicInfo] | None = None  # with availableNow: the topics as they were at the start
+        self._compared = False  # what was noted at the start, with where the query is
         self._log = ""  # the log that answered last
 
     @errors_without_trace
@@ -77,7 +81,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @errors_without_trace
     def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> Saved:
         begin = load(start)
-        topics = self._frozen if self._frozen is not None else self._known()
+        if self._frozen is not None and not self._compared and any(map(self._is_behind, begin, begin.values())):
+            self._frozen = self._known(begin)  # a follower noted less than the checkpoint has
+        self._compared = True
+        topics = self._frozen if self._frozen is not None else self._known(begin)
         begin = self._reconciled(begin, topics)
         backlog = {
             (name, number): part.end - max(offset, part.first)
@@ -126,12 +133,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _connection(self) -> FlightConnection:
         return FlightConnection.of(self._options.target)
 
-    def _known(self) -> dict[str, wire.TopicInfo]:
-        """The topics that exist now. `_reconciled` reports one that was named and is gone."""
-        return self._found(wire.Selection(self._options.topics, self._options.pattern))
+    def _known(self, seen: Offsets | None = None) -> dict[str, wire.TopicInfo]:
+        """The topics that exist now. `_reconciled` reports one that was named and is gone. seen: what a node must have to answer."""
+        least = self._least(seen or {})
+        return self._found(wire.Selection(self._options.topics, self._options.pattern, at_least=least))
 
     def _named(self, names: Mapping[str, Marks]) -> dict[str, wire.TopicInfo]:
-        return self._found(wire.Selection(tuple(names))) if names else {}
+        return self._found(wire.Selection(tuple(names), at_least=self._least(names))) if names else {}
+
+    def _least(self, seen: Mapping[str, Marks]) -> tuple[wire.Least, ...]:
+        if not self._options.target.read_from:
+            return ()
+        return tuple(
+            wire.Least(name, marks.id if isinstance(marks.id, str) else "", marks.at) for name, marks in seen.items()
+        )
+
+    def _is_behind(self, name: str, marks: Marks) -> bool:
+        info = (self._frozen or {}).get(name)
+        return bool(self._options.target.read_from) and (
+            info is None or any(at > part.end for at, part in zip(marks.at, info.partitions, strict=False))
+        )
 
     def _found(self, selection: wire.Selection) -> dict[str, wire.TopicInfo]:
         found = self._connection().topics(selection)
