@@ -22,7 +22,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import peers
-from quintet.cli.operate import scrape
+from quintet.cli.operate import cluster_files, scrape
+from quintet.cli.operate.cluster import DAYS_DEFAULT, PORT_DEFAULT
 from quintet.client.core.errors import ConnectionLost
 from quintet.protocols.doors import DOORS
 
@@ -49,7 +50,23 @@ class Node:
         cell = {"NODE": self.name, "SERVERS": json.dumps([*servers]), "ADVERTISED_HOST": self.host}
         self._settings = {f"QUINTET_CELL__{name}": value for name, value in cell.items()} | {"QUINTET_ENGINE": "kafka"}
         self._settings |= {f"QUINTET_LISTENERS__{name.upper()}__HOST": self.host for name in LISTENERS}
+        self._settings |= {f"QUINTET_CLUSTER__{name}": value for name, value in self._cluster(folder / "certs").items()}
         self.start()
+
+    def _cluster(self, certificates: Path) -> dict[str, str]:
+        """How nodes reach each other, by certificates as `quintet cluster init` makes them."""
+        own = certificates / self.name
+        if not own.exists():
+            pair = cluster_files.issue(
+                cluster_files.authority(certificates)[0], cluster_files.NodePlace(self.name, self.host), DAYS_DEFAULT
+            )
+            addresses = {"listen": f"{self.host}:{PORT_DEFAULT}", "peers": [f"{host}:{PORT_DEFAULT}" for host in HOSTS]}
+            cell = {"node": self.name, "advertised_host": self.host, "servers": [], "topic": ""}
+            cluster_files.write_node(own, str(own), cell | addresses, pair)
+        found = {"LISTEN": f"{self.host}:{PORT_DEFAULT}"}
+        found["PEERS"] = json.dumps([f"{host}:{PORT_DEFAULT}" for host in HOSTS])
+        files = {"CERT": cluster_files.CERTIFICATE, "KEY": cluster_files.KEY, "CA": cluster_files.CA}
+        return found | {f"TLS_{name}": str(own / file) for name, file in files.items()}
 
     def start(self) -> None:
         command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(self._folder / "data")]

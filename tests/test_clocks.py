@@ -66,6 +66,11 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/cli/operate/status.py::doors",
         "src/quintet/net/certificates.py::_serves",
         "src/quintet/net/certificates.py::_make",
+        "src/quintet/cli/operate/cluster_files.py::_builder",
+    ),
+    "told to other nodes, which compare it with their own": (
+        "src/quintet/cell_server.py::CellServer._make_log",
+        "src/quintet/net/cluster/peers.py::Peers._ask",
     ),
     "when a record expires, or a message is due": (
         "src/quintet/broker/doors/cache.py::Cache.put",
@@ -217,7 +222,9 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/cli/operate/status.py::doors",
         "src/quintet/net/certificates.py::_serves",
         "src/quintet/net/certificates.py::_make",
+        "src/quintet/cli/operate/cluster_files.py::_builder",
     ),
+    "the clock of another node beside ours": ("src/quintet/net/cluster/peers.py::Peers._ask",),
     "shown to people, or asked by them": (
         "src/quintet/cli/operate/status.py::facts",
         "src/quintet/console/pages/dead.py::histograms",

@@ -104,3 +104,22 @@ def test_without_its_extra_the_engine_says_what_to_install(tmp_path: Path) -> No
     said = serve(tmp_path, ["-c", WITHOUT_EXTRA], **cell)
     assert "quintet[kafka]" in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_nodes_beyond_loopback_need_certificates(tmp_path: Path) -> None:
+    files: dict[str, Any] = {f"cluster__tls_{name}": tmp_path / name for name in ("cert", "key", "ca")}
+    assert "nodes prove who they are" in refusal(cluster__listen="10.0.0.1:7790")
+    assert "nodes prove who they are" in refusal(cluster__listen="127.0.0.1:7790", cluster__peers=["10.0.0.2:7790"])
+    assert load(cluster__listen="10.0.0.1:7790", **files).cluster.peers == ()
+    assert load(cluster__listen="127.0.0.1:0", cluster__peers=["[::1]:7790"]).cluster.tls_ca is None
+    assert "give all three" in refusal(cluster__listen="127.0.0.1:0", cluster__tls_ca=tmp_path / "ca")
+
+
+def test_addresses_of_nodes_are_checked() -> None:
+    assert "is no address" in refusal(cluster__listen="somewhere")
+    assert "is no address" in refusal(cluster__listen="::1:7790")
+    assert "is no address" in refusal(cluster__listen="127.0.0.1:0", cluster__peers=["127.0.0.1:0"])
+    assert "give listen too" in refusal(cluster__peers=["127.0.0.1:1"])
+    assert "only with engine" in refusal(
+        engine="embedded", cell__node="", cell__servers=[], cluster__listen="127.0.0.1:0"
+    )

@@ -22,6 +22,7 @@ from quintet.admin.listener import serve_http
 from quintet.admin.metrics import Family
 from quintet.broker.cluster import Node
 from quintet.broker.follower import FollowerBroker, tables_are_there
+from quintet.cell_cluster import SAY_S, CellCluster
 from quintet.flight.section import FlightListener
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
@@ -42,11 +43,12 @@ _log = logs.Logger()
 
 
 class CellView:
-    """What the leader tells clients of its cell. It knows no other node: they talk to Kafka, not to each other."""
+    """What the leader tells clients of its cell: itself, and the nodes that answer it over the cluster's listener."""
 
-    def __init__(self, cluster_id: str, log: ReplicatedLog) -> None:
+    def __init__(self, cluster_id: str, log: ReplicatedLog, cluster: CellCluster | None = None) -> None:
         self.cluster_id = cluster_id
         self._log = log
+        self._cluster = cluster
 
     @property
     def node_id(self) -> str:
@@ -59,20 +61,22 @@ class CellView:
     @property
     def nodes(self) -> Sequence[Node]:
         leader = self._log.leader_node
-        return [Node(leader.name, leader.host, "leader")] if leader is not None else []
+        leading = [Node(leader.name, leader.host, "leader")] if leader is not None else []
+        return leading + (self._cluster.nodes() if self._cluster is not None else [])
 
 
 class CurrentView:
     """What the admin listener asks: of a follower first, of the broker when the node leads."""
 
-    def __init__(self, current: "figures.NodeView | figures.LeaderView") -> None:
+    def __init__(self, current: "figures.NodeView | figures.LeaderView", cluster: CellCluster | None) -> None:
         self.current = current
+        self._cluster = cluster
 
     def checks(self) -> Sequence[Check]:
         return self.current.checks()
 
     def families(self) -> Sequence[Family]:
-        return self.current.families()
+        return [*self.current.families(), *(self._cluster.families() if self._cluster is not None else ())]
 
 
 class CellServer(server.Server):
@@ -85,6 +89,7 @@ class CellServer(server.Server):
     follower: FollowerBroker | None = None  # from when its tables are there until it leads
     _follower_ticker: asyncio.TimerHandle | None = None
     _follower_failed = False  # its tables cannot be read; said once, until they can
+    cluster: CellCluster | None = None  # if it listens for other nodes
 
     def leader_host(self) -> str | None:
         """By which the leader is reached; None: nobody leads as far as this node knows, or it leads itself."""
@@ -113,6 +118,9 @@ class CellServer(server.Server):
         found = super()._make_log(scheduler, make)
         assert isinstance(found, ReplicatedLog)
         self.cell = found
+        if self.settings.cluster.listen:
+            key = server.chain_key(self.settings)
+            self.cluster = CellCluster(self.settings, found, key, scheduler.now, hand, server.report)
         return found
 
     async def _until_leading(self) -> bool:
@@ -130,6 +138,7 @@ class CellServer(server.Server):
         self.cell.on_role_change(forwarding.leader_changed)
         self.cell.take_part(partial(leading.set_result, True), self._leave)
         self._say_role()
+        self._join_cluster()
         self._tick_follower()
         notify("READY=1")
         stopped: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
@@ -147,6 +156,20 @@ class CellServer(server.Server):
             await self.admin.stop()
         _log.info("stopped", role="follower")
         return False
+
+    def _join_cluster(self) -> None:
+        """From here on the node answers others, and asks them."""
+        if self.cluster is not None:
+            self.cluster.introduce(self.cell.identity)
+            self.cluster.start()
+            if self.settings.cluster.trim:
+                self.cell.trim_with(self.cluster.synced, microseconds(self.settings.cluster.wal_kept_seconds))
+            self._say()
+
+    def _say(self) -> None:
+        assert self.cluster is not None
+        self.cluster.look()
+        asyncio.get_running_loop().call_later(SAY_S, self._say)
 
     # -- reads while it follows ------------------------------------------------------------------------------------
 
@@ -227,7 +250,8 @@ class CellServer(server.Server):
         if not door.enabled:
             return
         if self.admin is None:
-            self.view = CurrentView(figures.NodeView(self.cell, self.forwarding.figures, lambda: self.flight))
+            node = figures.NodeView(self.cell, self.forwarding.figures, lambda: self.flight)
+            self.view = CurrentView(node, self.cluster)
             self.admin = await serve_http(create_app(self.view, self.view), door.host, door.port)
         else:
             self.view.current = figures.LeaderView(self, self.cell, door.labels_max)
@@ -239,7 +263,7 @@ class CellServer(server.Server):
             await asyncio.sleep(LOOK_S)
         lapsed = f"its lease is over: Kafka confirmed nothing for {self.settings.cell.lease_seconds:g} s"
         self.turns.guard(self.cell.may_answer, partial(self._leave, lapsed))
-        self.broker.cluster = CellView(self.settings.cell.topic, self.cell)
+        self.broker.cluster = CellView(self.settings.cell.topic, self.cell, self.cluster)
         await super()._open_doors()
 
     def _leave(self, reason: str) -> None:

@@ -379,11 +379,20 @@ def _node_families(log: "ReplicatedLog") -> list[Family]:
     said = log.status()
     leader = said.leader
     names = {"node": said.node, "role": said.role.value}
+    trims, failures = (log.trimming.trims, log.trimming.failures) if log.trimming is not None else (0, 0)
     names |= {"leader": leader.name if leader else "", "leader_host": leader.host if leader else ""}
     return [
         Family("quintet_cell_info", "gauge", "Always 1; the labels say what this node does and who leads.", [(names, 1)]),
         Family("quintet_cell_epoch", "gauge", "Epoch in force, as far as this node has read.", [({}, said.epoch)]),
         Family("quintet_cell_wal_offset", "gauge", "Offset of the WAL that this node applies next.", [({}, said.applied)]),
+        Family("quintet_cell_synced_offset", "gauge", "Everything below this offset of the WAL is in this node's files for good.",
+               [({}, said.synced)]),
+        Family("quintet_cell_wal_begin", "gauge", "Offset at which the WAL begins, as far as this node knows: what is below was trimmed.",
+               [({}, said.wal_begin)]),
+        Family("quintet_cell_wal_records", "gauge", "Records that the WAL has, as far as this node knows.",
+               [({}, said.wal_end - said.wal_begin)]),
+        Family("quintet_cell_wal_trims_total", "counter", "Times this node trimmed the WAL.", [({}, trims)]),
+        Family("quintet_cell_wal_trim_failures_total", "counter", "Times Kafka did not trim the WAL when it was asked to.", [({}, failures)]),
         Family("quintet_cell_lag_records", "gauge", "Records of the WAL that this node has not applied; of a leader: under way.",
                [({}, said.lag_records)]),
         Family("quintet_cell_age_seconds", "gauge", "How old the state may be that readers of this node see; none while it is not known.",

@@ -209,7 +209,7 @@ class Server:
             memory_topics_bytes=settings.limits.memory_topics_bytes,
             disk_floor_bytes=settings.limits.disk_free_bytes_min,
             chain=settings.audit.chain,
-            chain_key=_chain_key(settings),
+            chain_key=chain_key(settings),
             anchor_file=str(settings.audit.anchor_file or settings.data / ANCHORS_NAME),
             anchor_us=settings.audit.anchor_seconds * 1_000_000,
         )
@@ -524,7 +524,7 @@ def report(event: str, fields: dict[str, object]) -> None:
     _reporter(event, fields)
 
 
-def _chain_key(settings: Settings) -> bytes:
+def chain_key(settings: Settings) -> bytes:
     """The key of the audit chain; empty if it has none."""
     if settings.audit.key_file is None:
         return b""

@@ -12,6 +12,7 @@ from quintet.cli.operate import scrape
 from quintet.client.blocking import sync
 from quintet.log.replicated import kafka
 from quintet.log.replicated.kafka import KafkaWal, WalAway, WalIdentity, WalOptions, WalRefused
+from quintet.log.replicated.trimming import WalTrimmed
 from quintet.model.errors import QuintetError, StorageError
 from tests.crash.cells import SMALL_JAVA, STAGED_ROWS, Cell
 from tests.wire.blipmq import Client, Closed
@@ -138,6 +139,34 @@ def test_records_come_back_from_any_offset(servers: str) -> None:
         wal.read_from(1_000, lambda offset, record: found.append((offset, record)), failures.append, lambda: False)
         loop.until(lambda: bool(failures))
         assert "no longer has WAL offset 1000" in str(failures[0])
+    finally:
+        wal.close()
+
+
+def test_a_trimmed_wal_says_where_it_begins(servers: str) -> None:
+    loop = Loop()
+    wal = KafkaWal(weak(servers, "trimmed"), loop.calls.put)
+    wal.prepare(None)
+    wal.open()
+    try:
+        answers: list[int] = []
+        for number in range(20):
+            wal.produce(b"%d" % number, lambda offset, error: answers.append(offset))
+        loop.until(lambda: len(answers) == 20)
+        assert (wal.begin, wal.trim(15), wal.begin) == (0, 15, 15)
+        assert wal.trim(3) == 15, "what is gone is gone"
+        again = KafkaWal(weak(servers, "trimmed"), loop.calls.put)
+        again.prepare(None)
+        assert again.begin == 15
+        found: list[tuple[int, bytes]] = []
+        failures: list[StorageError] = []
+        wal.read_from(15, lambda offset, record: found.append((offset, record)), failures.append, lambda: False)
+        loop.until(lambda: len(found) == 5)
+        assert found == [(number, b"%d" % number) for number in range(15, 20)]
+        wal.read_from(3, lambda offset, record: found.append((offset, record)), failures.append, lambda: False)
+        loop.until(lambda: bool(failures))
+        assert isinstance(failures[0], WalTrimmed)
+        assert "the WAL begins at offset 15, this node has 3: copy from a peer" in str(failures[0])
     finally:
         wal.close()
 

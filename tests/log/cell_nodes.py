@@ -13,6 +13,7 @@ from quintet.log.replicated.engine import TICK_US, ReplicatedLog
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.partition import CellPartition
 from quintet.log.replicated.replica import Timing
+from quintet.log.replicated.trimming import WalTrimmed
 from quintet.model.errors import StorageError
 from quintet.testing.sim import SimDisk, SimScheduler
 
@@ -30,6 +31,7 @@ class MemoryWal:
     def __init__(self, scheduler: SimScheduler) -> None:
         self.scheduler = scheduler
         self.records: list[bytes] = []
+        self.begin = 0  # what is below was trimmed
         self.cut = False
 
     def client(self) -> "MemoryWalClient":
@@ -47,6 +49,15 @@ class MemoryWalClient:
     @property
     def end(self) -> int:
         return len(self.wal.records)
+
+    @property
+    def begin(self) -> int:
+        return self.wal.begin
+
+    def trim(self, before: int) -> int:
+        self.wal.begin = max(self.wal.begin, before)
+        self.wal.records[:before] = [b"trimmed"] * before
+        return self.wal.begin
 
     def prepare(self, known: WalIdentity | None) -> WalIdentity:
         return WalIdentity("cluster", "topic")
@@ -66,9 +77,13 @@ class MemoryWalClient:
         self.full = full
         self.reading += 1
         self.read_first.append(offset)
+        self.failed = failed
         self._poll(self.reading, offset, read)
 
     def _poll(self, reading: int, offset: int, read: Read) -> None:
+        if reading == self.reading and not self.closed and offset < self.wal.begin:
+            self.failed(WalTrimmed(self.wal.begin, offset))
+            return
         while reading == self.reading and not self.closed and offset < len(self.wal.records) and not self.full():
             read(offset, self.wal.records[offset])
             offset += 1

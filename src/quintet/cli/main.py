@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "top": Row("quintet.cli.operate.status:top", "Busiest topics, groups and doors, live."),
     "doctor": Row("quintet.cli.operate.doctor:doctor", "Find what is wrong with a broker or its machine."),
     "health": Row("quintet.cli.operate.health:health", "Ask a broker whether it is ready."),
+    "cluster": Row("quintet.cli.operate.cluster:cluster", "Nodes of a cell: certificates, status, findings."),
     "conn": Row("quintet.cli.operate.conn:conn", "Connections of a running broker: list, show, kick."),
     "explain": Row("quintet.cli.operate.conn:explain", "The journey of one message."),
     "upgrade": Row(

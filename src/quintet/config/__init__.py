@@ -32,7 +32,7 @@ from quintet.broker.sections import (
     TelemetrySection,
     Tenant,
 )
-from quintet.config.cell import Cell
+from quintet.config.cell import Cell, Cluster
 from quintet.config.credentials import with_credentials
 from quintet.config.doors import Listeners, load_plugins, with_plugins
 from quintet.config.fields import matches, read_secret
@@ -334,6 +334,9 @@ class Settings(Section):
         "[cell] and docs/CLUSTER.md).",
     )
     cell: Cell = Field(default=Cell(), description="A cell of nodes over Apache Kafka, with engine kafka.")
+    cluster: Cluster = Field(
+        default=Cluster(), description="How the nodes of a cell reach each other, with engine kafka."
+    )
     drain_timeout_seconds: FractionalSeconds = Field(default=10.0, description="Longest graceful stop, in seconds.")
     log: LogOutput = Field(default=LogOutput(), description="What the broker says about itself, on stderr.")
     listeners: Listeners = Field(default=Listeners(), description="The doors.")
@@ -413,9 +416,10 @@ class Settings(Section):
             for name in ("node", "servers"):
                 if not getattr(self.cell, name):
                     raise PydanticCustomError("no_cell", "engine = kafka needs it", {"path": ("cell", name)})
-        elif self.cell.node or self.cell.servers:
-            raise PydanticCustomError("cell_unused", 'only with engine = "kafka", not {engine}',
-                                      {"engine": repr(self.engine), "path": ("cell",)})  # fmt: skip
+        for name, used in (("cell", self.cell.node or self.cell.servers), ("cluster", self.cluster.listen)):
+            if used and self.engine != "kafka":
+                raise PydanticCustomError("cell_unused", 'only with engine = "kafka", not {engine}',
+                                          {"engine": repr(self.engine), "path": (name,)})  # fmt: skip
         return self
 
     @model_validator(mode="after")

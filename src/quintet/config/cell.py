@@ -1,6 +1,7 @@
-"""Defines the section [cell]: where the write-ahead log of a cell is in Kafka, who this node is, how long a lease is (ADR 39).
+"""Defines the sections [cell]: where the write-ahead log of a cell is in Kafka, who this node is, how long a lease is (ADR 39); and
+[cluster]: where this node listens for the other nodes of its cell, whom it asks, by which certificates (ADR 44).
 
-It is a class of config/ because it reads a file with a password. What Kafka's client gets of it is made here; what the WAL needs
+[cell] is a class of config/ because it reads a file with a password, and [cluster] stands beside it. What Kafka's client gets of it is made here; what the WAL needs
 beyond that is log/replicated/kafka.py's affair.
 """
 
@@ -11,7 +12,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from quintet.config.fields import read_secret
-from quintet.model.sections import CountMin, FractionalSeconds, Section
+from quintet.model.sections import CountMin, FractionalSeconds, Seconds, Section
+from quintet.protocols.options import is_loopback, split_address
 
 LEASE_SECONDS_MIN: Final = 1.0  # a loop is kept for tenths of a second now and then
 HOLD_RATIO_MIN: Final = 1.1  # of a lease: two clocks drift apart by far less
@@ -139,3 +141,53 @@ class Cell(Section):
                 "sasl.password": self._password,
             }
         return found
+
+
+class Cluster(Section):
+    """How nodes of a cell reach each other. Only with engine "kafka"."""
+
+    listen: str = Field(
+        default="",
+        description="HOST:PORT where this node listens for the other nodes; empty: it talks to none of them. Port 0 picks a free one. "
+        "Beyond loopback it needs tls_cert, tls_key and tls_ca.",
+    )
+    peers: tuple[str, ...] = Field(
+        default=(),
+        description="HOST:PORT of other nodes to begin with; this node's own may be among them, so the list may be the same on all. "
+        "Others are learned from these.",
+    )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="PEM file of this node's certificate for the other nodes. It names the node: URI quintet:node:NAME.",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of its key.")
+    tls_ca: Path | None = Field(
+        default=None, description="PEM file of the authority whose certificates make a node of this cluster."
+    )
+    trim: bool = Field(
+        default=True,
+        description="Remove from Kafka what two nodes have synced; needs listen. False: the write-ahead log grows for ever.",
+    )
+    wal_kept_seconds: Seconds = Field(
+        default=3600,
+        description="For how long the write-ahead log is kept after two nodes have synced it, in seconds: a node that was away for less "
+        "goes on by itself, one that was away for longer copies from another node.",
+    )
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if any(files) and not all(files):
+            raise ValueError("tls_cert, tls_key and tls_ca belong together: give all three of them")
+        if self.peers and not self.listen:
+            raise ValueError("peers are asked by a node that listens itself: give listen too")
+        for name, text in (*(("listen", self.listen),) * bool(self.listen), *(("peers", peer) for peer in self.peers)):
+            host, port = split_address(text)
+            if not host or (not port and name == "peers"):
+                raise ValueError(f"{name}: {text!r} is no address: write HOST:PORT")
+            if not is_loopback(host) and not all(files):
+                raise ValueError(
+                    f"{name}: {text} is reached by other machines, so nodes prove who they are: give tls_cert, tls_key and"
+                    " tls_ca (`quintet cluster init` makes them)"
+                )
+        return self

@@ -6,7 +6,7 @@ has no pydantic.
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -25,8 +25,11 @@ from quintet.model.sections import (
 
 __all__ = [
     "Bytes", "BytesMax", "Count", "FractionalSeconds", "Listener", "PerSecond", "Port", "QuicSection", "Renamed", "Seconds", "Section",
-    "TcpListener", "TlsListener", "Unbounded", "WebSocketSection", "is_loopback",
+    "TcpListener", "TlsListener", "Unbounded", "WebSocketSection", "is_loopback", "split_address",
 ]  # fmt: skip
+
+
+PORT_MAX: Final = 65_535
 
 
 def is_loopback(host: str) -> bool:
@@ -37,6 +40,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """HOST and PORT of an address; ("", 0) if it is none. An IPv6 address stands in brackets."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return "", 0
+    return (host, int(port)) if host and port.isascii() and port.isdecimal() and int(port) <= PORT_MAX else ("", 0)
 
 
 class Listener(Section):

@@ -3,7 +3,7 @@
 A follower reads the WAL into its files and serves nothing. When it leads, whoever started it builds the broker on this log. When it
 is fenced, `ended` is called once, and the process must end without another answer: it comes back as a follower.
 
-The WAL is not trimmed yet. A topic in memory is the leader's alone, until it becomes durable.
+The leader trims the WAL below what two nodes have synced (trimming.py). A topic in memory is the leader's alone, until it becomes durable.
 
 At a start the WAL is read from the applied mark on (mark.py). The files of a deleted topic go only when a mark has its deletion: its
 batches could not be applied again to a topic that is gone. Until then the mark names it, and a start removes what is left of it.
@@ -43,6 +43,7 @@ from quintet.log.replicated.replica import DEFAULT_TIMING, Replica, Timing
 from quintet.log.replicated.shipping import Shippable, Shipping
 from quintet.log.replicated.stages import CellStages
 from quintet.log.replicated.states import State
+from quintet.log.replicated.trimming import Trimming, WalTrimmed
 from quintet.model import limits
 from quintet.model.errors import CorruptData, DataDirError, QuintetError, ShuttingDown, StorageError
 from quintet.model.scheduler import Scheduler
@@ -88,10 +89,13 @@ class NodeStatus(NamedTuple):
     epoch: int  # in force, as far as this node has read
     leader: LeaderNode | None
     applied: int  # the WAL offset that is applied next
+    synced: int  # everything below this WAL offset is in this node's files for good, and a mark says so
     lag_records: int  # in the WAL and not applied; those under way of a leader
     lag_seconds: float  # since it had applied all; of a leader: 0
     weaknesses: tuple[str, ...]  # what the WAL promises less than the default
-    age_seconds: float | None  # how old the state may be that readers of this node see; None: not known yet
+    age_seconds: float | None = None  # how old the state may be that readers of this node see; None: not known yet
+    wal_begin: int = 0  # what is below was trimmed, as far as this node knows
+    wal_end: int = 0
 
 
 class Wal(Protocol):
@@ -100,6 +104,13 @@ class Wal(Protocol):
     @property
     def end(self) -> int:
         """One past the last record that is known to be in the WAL; -1: nobody has looked yet."""
+
+    @property
+    def begin(self) -> int:
+        """The first offset that is there, as far as is known; 0 before `prepare`."""
+
+    def trim(self, before: int) -> int:
+        """Remove everything below; where it begins then. Blocks; raises StorageError."""
 
     @property
     def weaknesses(self) -> list[str]:
@@ -167,6 +178,7 @@ class ReplicatedLog(EmbeddedLog):
         self._behind_mark: list[tuple[int, Callable[[], None]]] = []
         instance = b"".join(disk.entropy().to_bytes(4, "little") for _ in range(2))
         self.replica = Replica(node, instance, Fold(), timing, self, host)
+        self.trimming: Trimming | None = None
         self._ticks = 0
         self._caught_up = 0  # when all of the WAL was applied, as far as it was known
         self._freshness = Freshness()
@@ -209,6 +221,8 @@ class ReplicatedLog(EmbeddedLog):
         self._specs, self._applied = dict(mark.specs), dict(mark.specs)
         self.replica.fold = mark.fold
         self._marked, self._stage_epoch = mark.fold.next, mark.fold.epoch
+        if mark.fold.next < self._wal.begin:
+            raise WalTrimmed(self._wal.begin, mark.fold.next)
 
     def take_part(self, leading: Callable[[], None], ended: Callable[[str], None]) -> None:
         """Follow. leading(): this node leads, and everything before is in its files. ended(reason): it must end now."""
@@ -216,6 +230,15 @@ class ReplicatedLog(EmbeddedLog):
         self._caught_up = self._scheduler.monotonic()
         self.replica.start(self._scheduler.monotonic())
         self._tick()
+
+    def trim_with(self, others: Callable[[], Sequence[int]], kept_us: int) -> None:
+        """Trim the WAL while this node leads. others: what the other nodes have synced, of those that answered lately."""
+        self.trimming = Trimming(self._wal, self._scheduler, self._report, others, kept_us)
+
+    @property
+    def synced(self) -> int:
+        """Everything below this WAL offset is in this node's files for good, and its mark says so."""
+        return max(self._marked, 0)
 
     def _tick(self) -> None:
         if self._over:
@@ -234,6 +257,8 @@ class ReplicatedLog(EmbeddedLog):
                 self._asking = True
                 self._wal.ask_end(partial(self._end_told, monotonic))
         self._look_at_role()
+        if self.trimming is not None and self.replica.leads:
+            self.trimming.tick(monotonic, self.synced)
         self._scheduler.later(TICK_US, self._tick)
 
     def _end_told(self, asked: int, end: int) -> None:
@@ -326,10 +351,11 @@ class ReplicatedLog(EmbeddedLog):
         replica, role = self.replica, self.role
         lag = replica.unconfirmed if role is NodeRole.LEADER else max(self._wal.end - replica.fold.next, 0)
         seconds = (self._scheduler.monotonic() - self._caught_up) / 1e6 if lag and role is not NodeRole.LEADER else 0.0
-        place = (replica.fold.epoch, self.leader_node, replica.fold.next)
+        place = (replica.fold.epoch, self.leader_node, replica.fold.next, self.synced)
         age = self.age_us()
         weak, old = tuple(self._wal.weaknesses), None if age is None else age / 1e6
-        return NodeStatus(replica.node, role, *place, lag, seconds, weak, old)
+        wal = (self._wal.begin, max(self._wal.end, replica.fold.next))
+        return NodeStatus(replica.node, role, *place, lag, seconds, weak, old, *wal)
 
     def may_answer(self) -> bool:
         return self.replica.may_answer(self._scheduler.monotonic())

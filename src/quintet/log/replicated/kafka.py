@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from quintet.log.replicated.records import RECORD_BYTES_MAX
+from quintet.log.replicated.trimming import WalTrimmed
 from quintet.model import limits
 from quintet.model.errors import StorageError
 from quintet.model.extras import needed_by
@@ -103,6 +104,7 @@ class KafkaWal:
         self._closed = threading.Event()
         self._reading: _Reading | None = None
         self.end = -1  # one past the last record that a reading thread knows of
+        self.begin = 0  # the first record that is there, as it was when somebody asked last
 
     @property
     def weaknesses(self) -> list[str]:
@@ -125,6 +127,7 @@ class KafkaWal:
                 self._make(admin)
                 found = self._look_again(admin)
             self._check_settings(admin)
+            self.begin = self._first(admin)
         except KafkaException as error:
             raise self._explained(error) from error
         except TimeoutError as error:
@@ -222,6 +225,35 @@ class KafkaWal:
         resource = ConfigResource(ResourceType.TOPIC, self.options.topic)
         found = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result(2 * ASK_S)
         return {name: str(entry.value) for name, entry in found.items()}
+
+    def _first(self, admin: "AdminClient") -> int:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # as NewTopic
+
+        asked = {TopicPartition(self.options.topic, 0): OffsetSpec.earliest()}  # type: ignore[no-untyped-call]
+        [found] = admin.list_offsets(asked, request_timeout=ASK_S).values()
+        return int(found.result(2 * ASK_S).offset)
+
+    def trim(self, before: int) -> int:
+        """Have Kafka remove everything below an offset; where the topic begins then. Blocks; raises WalRefused, WalAway."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({**self._client, "log_level": 0})
+        place = TopicPartition(self.options.topic, 0, before)
+        try:
+            [found] = admin.delete_records([place], request_timeout=ASK_S).values()
+            self.begin = max(self.begin, int(found.result(2 * ASK_S).low_watermark))
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise WalRefused(
+                    f'this node may not remove records of topic "{self.options.topic}": {error.args[0].str()}',
+                    hint="grant its user Delete on the topic, or say cluster.trim = false",
+                ) from error
+            raise self._explained(error) from error
+        except TimeoutError as error:
+            raise self._away("no answer") from error
+        return self.begin
 
     def _explained(self, exception: "KafkaException") -> StorageError:
         from confluent_kafka import KafkaError
@@ -409,10 +441,12 @@ class _Reading:
             error = message.error()
             if error is None:
                 found.append((message.offset() or 0, message.value() or b""))
+                self._offset = found[-1][0] + 1
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                refused = WalRefused(
+                refused: StorageError | None = self._trimmed(consumer)
+                refused = refused or WalRefused(
                     f'topic "{self._topic}" no longer has WAL offset {self._offset}: {error.str()}',
-                    hint="it was trimmed or made anew: make this node's data directory anew from a peer",
+                    hint="it was made anew: make this node's data directory anew from a peer",
                 )
                 self._hand(partial(self._fail, refused))
                 return None
@@ -423,6 +457,16 @@ class _Reading:
                 self._hand(partial(self._fail, refused))
                 return None  # everything else librdkafka tries again by itself
         return found
+
+    def _trimmed(self, consumer: "Consumer") -> WalTrimmed | None:
+        """None: the WAL does not begin above what was asked for."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        try:
+            marks = consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=ASK_S)
+        except KafkaException:
+            return None
+        return WalTrimmed(marks[0], self._offset) if self._offset < marks[0] else None
 
     def _deliver(self, found: list[tuple[int, bytes]]) -> None:
         self._room.release()
