@@ -1,6 +1,7 @@
 """What a start reads of a small segment: both twins take what is as it should be, and nothing else."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ LINK = BATCH[-32:]
 ROUNDS = 3_000
 
 
-def room(chain: ChainStart, batch: bytes = BATCH, **changed: object) -> bytes:
+def room(chain: ChainStart, batch: bytes = BATCH, **changed: Any) -> bytes:
     header = Header(7, 70_000, 2, 0, 123_456, "shop.örders", chain)._replace(**changed)
     return (pack_header(header) + batch).ljust(ROOM_BYTES, b"\0")
 
