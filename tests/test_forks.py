@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,21 @@ def test_what_changes_the_start_of_python_is_a_process_of_its_own(tmp_path: Path
         assert process.stdout is not None
         process.stdout.close()
         process.wait(60)
+
+
+def test_a_command_with_pipes_reads_and_says_what_a_process_would() -> None:
+    forked = forks.run(["protocol", "flymq", "--decode", "AF 0"], text=True, timeout=60)
+    real = subprocess.run(
+        [sys.executable, "-m", "quintet", "protocol", "flymq", "--decode", "AF 0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (
+        (forked.returncode, forked.stdout, forked.stderr)
+        == (real.returncode, real.stdout, real.stderr)
+        == (1, "", real.stderr)
+    )
+    given = forks.run(["protocol", "flymq", "--decode", "-"], input=b"AF 0", timeout=60)
+    assert (given.returncode, given.stdout) == (1, b"") and given.stderr == real.stderr.encode()

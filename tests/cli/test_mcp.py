@@ -5,7 +5,6 @@ import gc
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -21,6 +20,7 @@ from quintet.client.agents import mcp
 from quintet.client.agents.mcp import Frames
 from quintet.client.agents.presence import Presence
 from quintet.client.links.peerbus import SECRET_VARIABLE
+from tests import forks
 from tests.client.server import Server, running
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -34,12 +34,8 @@ class Host:
 
     def __init__(self, url: str) -> None:
         self.name = url.partition("?name=")[2]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "quintet", "mcp", "--url", url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, SECRET_VARIABLE: SECRET},
+        self.process = forks.command(
+            ["mcp", "--url", url], env={**os.environ, SECRET_VARIABLE: SECRET}, ahead=forks.MCP
         )
         self._next = 0
         self._greeted = False

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.model import envelope
 from quintet.protocols.peerbus import codec
+from tests import forks
 from tests.cli.conftest import Commands
 from tests.client.server import Server
 
@@ -27,16 +26,9 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def process_of(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process_of(*arguments: str) -> Iterator[forks.Process]:
     """The command as a process with pipes; gone at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quintet", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, SECRET_VARIABLE: SECRET},
-    )
+    process = forks.command(arguments, text=True, env={**os.environ, SECRET_VARIABLE: SECRET}, ahead=forks.PEER)
     try:
         yield process
     finally:
@@ -45,7 +37,7 @@ def process_of(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def listening(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def listening(url: str, *arguments: str) -> Iterator[forks.Process]:
     with process_of("peer", "listen", "--url", url, *arguments) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("listening as ")

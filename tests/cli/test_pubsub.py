@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests import forks
 from tests.client.server import Server, running
 
-QUINTET = [sys.executable, "-m", "quintet"]
 WAIT_S = 60
 
 
@@ -33,19 +32,11 @@ class Cli:
         self.environment = {**os.environ, "QUINTET_URL": url}
 
     def run(self, *arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*QUINTET, *arguments], input=data, capture_output=True, env=self.environment, timeout=WAIT_S, check=False
-        )
+        return forks.run(arguments, input=data, env=self.environment, timeout=WAIT_S)
 
-    def sub(self, *arguments: str) -> tuple["subprocess.Popen[bytes]", int]:
+    def sub(self, *arguments: str) -> tuple[forks.Process, int]:
         """A running `quintet sub` and its subscription id: what is published from here on reaches it."""
-        process = subprocess.Popen(
-            [*QUINTET, "sub", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environment,
-        )
+        process = forks.command(["sub", *arguments], env=self.environment)
         assert process.stderr is not None
         line = process.stderr.readline().decode()
         assert line.startswith("subscription "), line
@@ -57,7 +48,7 @@ def cli(server: Server) -> Cli:
     return Cli(server.url)
 
 
-def finish(process: "subprocess.Popen[bytes]") -> tuple[int, bytes, str]:
+def finish(process: forks.Process) -> tuple[int, bytes, str]:
     out, error = process.communicate(timeout=WAIT_S)
     return process.returncode, out, error.decode()
 
@@ -154,13 +145,7 @@ def test_interrupt(cli: Cli, topic: str, count: tuple[str, ...], code: int) -> N
 
 
 def test_interrupted_while_waiting_for_input(cli: Cli, topic: str) -> None:
-    process = subprocess.Popen(
-        [*QUINTET, "pub", topic],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=cli.environment,
-    )
+    process = forks.command(["pub", topic], env=cli.environment)
     follower, _ = cli.sub(topic, "--count", "1", "--timeout", "30")
     assert process.stdin is not None
     process.stdin.write(b"a whole line\nhalf a li")
@@ -181,9 +166,7 @@ def test_a_reader_that_leaves(cli: Cli, topic: str) -> None:
     process.stdout.close()
     cli.run("pub", topic, "x")
     assert process.wait(WAIT_S) == 1
-    assert process.stderr is not None
-    assert b"Traceback" not in process.stderr.read()
-    process.stderr.close()
+    assert b"Traceback" not in process.communicate(timeout=WAIT_S)[1]
 
 
 @pytest.mark.parametrize(

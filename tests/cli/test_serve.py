@@ -18,6 +18,7 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from quintet.figures import development_lines
+from tests import forks
 
 QUINTET = (sys.executable, "-m", "quintet")
 DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "CONSOLE", "ADMIN")
@@ -82,9 +83,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*QUINTET, *arguments], capture_output=True, text=True, env=os.environ | environ, timeout=60, check=False
-    )
+    """A command beside the brokers, forked: those are started as users start them."""
+    return forks.run(arguments, text=True, env=os.environ | environ, timeout=60)
 
 
 def test_ready_answers_and_drains(start: Start) -> None:
