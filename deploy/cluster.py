@@ -50,23 +50,22 @@ class Node:
         cell = {"NODE": self.name, "SERVERS": json.dumps([*servers]), "ADVERTISED_HOST": self.host}
         self._settings = {f"QUINTET_CELL__{name}": value for name, value in cell.items()} | {"QUINTET_ENGINE": "kafka"}
         self._settings |= {f"QUINTET_LISTENERS__{name.upper()}__HOST": self.host for name in LISTENERS}
-        self._settings |= {f"QUINTET_CLUSTER__{name}": value for name, value in self._cluster(folder / "certs").items()}
+        cluster = self._cluster(folder / "certs", servers)
+        self._settings |= {f"QUINTET_CLUSTER__{name}": value for name, value in cluster.items()}
         self.start()
 
-    def _cluster(self, certificates: Path) -> dict[str, str]:
-        """How nodes reach each other, by certificates as `quintet cluster init` makes them."""
-        own = certificates / self.name
-        if not own.exists():
-            pair = cluster_files.issue(
-                cluster_files.authority(certificates)[0], cluster_files.NodePlace(self.name, self.host), DAYS_DEFAULT
-            )
-            addresses = {"listen": f"{self.host}:{PORT_DEFAULT}", "peers": [f"{host}:{PORT_DEFAULT}" for host in HOSTS]}
-            cell = {"node": self.name, "advertised_host": self.host, "servers": [], "topic": ""}
-            cluster_files.write_node(own, str(own), cell | addresses, pair)
-        found = {"LISTEN": f"{self.host}:{PORT_DEFAULT}"}
-        found["PEERS"] = json.dumps([f"{host}:{PORT_DEFAULT}" for host in HOSTS])
+    def _cluster(self, certificates: Path, servers: Sequence[str]) -> dict[str, str]:
+        """How nodes reach each other, with files as `quintet cluster init` makes them."""
+        own, addresses = certificates / self.name, [f"{host}:{PORT_DEFAULT}" for host in HOSTS]
+        place = cluster_files.NodePlace(self.name, self.host)
+        (own / cluster_files.SETTINGS).unlink(missing_ok=True)  # Kafka has other ports each time
+        settings = {"node": self.name, "advertised_host": self.host, "servers": [*servers], "topic": "quintet-wal"}
+        settings |= {"listen": f"{self.host}:{PORT_DEFAULT}", "peers": addresses}
+        pair = cluster_files.issue(cluster_files.authority(certificates)[0], place, DAYS_DEFAULT)
+        cluster_files.write_node(own, str(own), settings, pair)
         files = {"CERT": cluster_files.CERTIFICATE, "KEY": cluster_files.KEY, "CA": cluster_files.CA}
-        return found | {f"TLS_{name}": str(own / file) for name, file in files.items()}
+        found = {f"TLS_{name}": str(own / file) for name, file in files.items()}
+        return found | {"LISTEN": f"{self.host}:{PORT_DEFAULT}", "PEERS": json.dumps(addresses)}
 
     def start(self) -> None:
         command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(self._folder / "data")]
@@ -140,7 +139,7 @@ def main() -> int:
             try:
                 nodes += [Node(number, folder, servers) for number in range(1, len(HOSTS) + 1)]
                 say(
-                    f"quintet status --admin http://{HOSTS[0]}:{ADMIN_PORT} says more; kill -9 the leader to see a take-over"
+                    f"quintet cluster status --admin http://{HOSTS[0]}:{ADMIN_PORT} says more; kill -9 the leader to see a take-over"
                 )
                 watch(nodes, arguments.seconds)
             except Stopped:

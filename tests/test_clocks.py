@@ -67,9 +67,13 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/certificates.py::_serves",
         "src/quintet/net/certificates.py::_make",
         "src/quintet/cli/operate/cluster_files.py::_builder",
+        "src/quintet/cli/operate/cluster.py::_shown",
+        "src/quintet/cli/operate/cluster.py::_took_over",
+        "src/quintet/cli/operate/cluster_view.py::_certificate",
     ),
     "told to other nodes, which compare it with their own": (
         "src/quintet/cell_server.py::CellServer._make_log",
+        "src/quintet/cell_server.py::CellServer._took_over",
         "src/quintet/net/cluster/peers.py::Peers._ask",
     ),
     "when a record expires, or a message is due": (
@@ -223,6 +227,9 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/certificates.py::_serves",
         "src/quintet/net/certificates.py::_make",
         "src/quintet/cli/operate/cluster_files.py::_builder",
+        "src/quintet/cli/operate/cluster.py::_shown",
+        "src/quintet/cli/operate/cluster.py::_took_over",
+        "src/quintet/cli/operate/cluster_view.py::_certificate",
     ),
     "the clock of another node beside ours": ("src/quintet/net/cluster/peers.py::Peers._ask",),
     "shown to people, or asked by them": (

@@ -3,6 +3,9 @@
 `quintet cluster status` and dashboards read the metric families of any one node. Nothing here decides who leads.
 """
 
+import os
+import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -14,14 +17,24 @@ from quintet import __version__
 from quintet.admin.metrics import Family
 from quintet.broker.cluster import Node
 from quintet.config import Settings
+from quintet.log.anchors import ANCHORS_NAME, OLD_SUFFIX
+from quintet.log.embedded.backup.cut import Clocks
 from quintet.log.replicated.engine import ReplicatedLog
+from quintet.model.errors import QuintetError
+from quintet.net.cluster.copying import NoCopy, finish_move, receive_copy, send_copy
 from quintet.net.cluster.listener import Report
 from quintet.net.cluster.node import ClusterNode
-from quintet.net.cluster.peers import LATELY_S, Peer
+from quintet.net.cluster.peers import Link, Peer
 from quintet.net.cluster.trust import Trust
 from quintet.net.cluster.wire import NodeSaid
+from quintet.process import notify
 
 FINGERPRINT_BYTES: Final = 8  # of the key of the chain
+ID_BYTES: Final = 8  # of a copy, random
+PROGRESS_S: Final = 5.0  # between two lines that say how far a copy is
+EXTEND_S: Final = (
+    600.0  # for which systemd waits after each of them: a copy of one bundle and the check of all files take less
+)
 SAY_S: Final = 0.2  # between two times that a node puts down what it says of itself
 
 
@@ -38,6 +51,9 @@ class Row(NamedTuple):
 
 # Of each node that ever answered: (metric, help, value)
 _FIGURES: Final[tuple[tuple[str, str, Callable[[Row], float]], ...]] = (
+    ("wal_begin", "Offset at which the WAL begins, as far as the node knows.", lambda row: row.said.wal_begin),
+    ("wal_end", "Offset behind the last record of the WAL, as far as the node knows.", lambda row: row.said.wal_end),
+    ("weaker", "How many things the WAL promises less than by default, by the node's configuration.", lambda row: len(row.said.weaker)),
     ("epoch", "Epoch in force, as far as the node has read.", lambda row: row.said.epoch),
     ("wal_offset", "Offset of the WAL that the node applies next.", lambda row: row.said.applied),
     ("synced_offset", "Everything below this offset of the WAL is in the node's files for good.", lambda row: row.said.synced),
@@ -70,6 +86,9 @@ class CellCluster(ClusterNode):
         trust = Trust(options.tls_cert, options.tls_key, options.tls_ca)
         super().__init__(options.listen, options.peers, trust, cell.node, cell.host, instance, now_us, hand, report)
         self._log = log
+        self._data = settings.data
+        self._anchors = settings.audit.anchor_file or settings.data / ANCHORS_NAME
+        self._say = report
         chain = blake2b(chain_key, digest_size=FINGERPRINT_BYTES, person=b"quintet-chain").hexdigest()
         self._fixed = NodeSaid(
             cell.node,
@@ -80,9 +99,105 @@ class CellCluster(ClusterNode):
             chain=f"{settings.audit.chain} {chain}",
         )
 
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def join(self, log: str, begin: int) -> None:
+        """Before the log is opened: if the directory has none and the WAL begins above 0, fill it with a copy of another node. Blocks;
+        raises NoCopy."""
+        self.introduce(log)
+        if self._data.is_dir():
+            finish_move(self._data)
+        if begin and not (self._data / "format").exists():
+            self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._copy_from_any(begin)
+
+    def _copy_from_any(self, begin: int) -> None:
+        found, errors = self._givers()
+        for address, said in sorted(found, key=lambda each: (each[1].role != "follower", -each[1].synced)):
+            place = f"{said.node} at {address}"
+            if said.synced < begin:
+                errors.append(f"{place} has synced {said.synced} only")
+                continue
+            try:
+                self._copy_from(address, place)
+                return
+            except (QuintetError, OSError) as error:
+                errors.append(f"{place}: {error}")
+                self._say("copy_cut_short", {"from": place, "error": str(error)})
+        raise NoCopy(
+            f"the WAL begins at offset {begin}, this node has nothing, and no other node gives it a copy:"
+            f" {'; '.join(errors) or 'none is known'}",
+            hint="name nodes that run in cluster.peers",
+        )
+
+    def _givers(self) -> tuple[list[tuple[str, NodeSaid]], list[str]]:
+        """Nodes that answer, by their addresses, and why others do not."""
+        found: list[tuple[str, NodeSaid]] = []
+        errors: list[str] = []
+        addresses = list(self._addresses)
+        for address in addresses:  # grows by what they tell
+            try:
+                link = Link(address, self.trust, self.hello)
+            except (QuintetError, OSError) as error:
+                errors.append(f"{address}: {error}")
+                continue
+            try:
+                if link.hello.instance == self.hello.instance:
+                    continue
+                said = link.ask()
+                found.append((address, said))
+                addresses += [each for _, each in said.nodes if each not in addresses and each != self.address]
+            except (QuintetError, OSError) as error:
+                errors.append(f"{address}: {error}")
+            finally:
+                link.close()
+        return found, errors
+
+    def _copy_from(self, address: str, place: str) -> None:
+        began = said_at = time.monotonic()
+        self._say("copying", {"from": place, "into": str(self._data)})
+
+        def progress(received: int) -> None:
+            nonlocal said_at
+            if time.monotonic() - said_at >= PROGRESS_S:
+                said_at = time.monotonic()
+                self._say("copying", {"from": place, "mib": received >> 20, "seconds": round(said_at - began)})
+                notify(
+                    f"EXTEND_TIMEOUT_USEC={round(EXTEND_S * 1e6)}\nSTATUS=copying from {place}: {received >> 20} MiB"
+                )
+
+        notify(f"EXTEND_TIMEOUT_USEC={round(EXTEND_S * 1e6)}\nSTATUS=copying from {place}")
+        link = Link(address, self.trust, self.hello)
+        try:
+            offset = receive_copy(link, self._data, progress)
+        finally:
+            link.close()
+        self._bring_anchors()
+        self._say("copied", {"from": place, "wal_offset": offset, "seconds": round(time.monotonic() - began, 1)})
+
+    def _bring_anchors(self) -> None:
+        """If anchors are kept elsewhere, those of the copy go there, unless this node had some."""
+        for suffix in ("", OLD_SUFFIX):
+            came, wanted = f"{self._data / ANCHORS_NAME}{suffix}", f"{self._anchors}{suffix}"
+            if came != wanted and os.path.exists(came):
+                if not os.path.exists(wanted):
+                    shutil.copyfile(came, wanted)
+                os.unlink(came)
+
+    def _copy(self, link: socket.socket, node: str) -> None:
+        """In a thread: send a copy to a node."""
+        began = time.monotonic()
+        self._report("copy_asked", {"node": node})
+        clocks = Clocks(self._now_us, lambda: time.monotonic_ns() // 1000, time.sleep)
+        id = f"copy-{os.urandom(ID_BYTES).hex()}"
+        send_copy(link, self._data.absolute(), self._anchors, clocks, id, self._log.hold_removals)
+        self._report("copy_sent", {"node": node, "seconds": round(time.monotonic() - began, 1)})
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
     def look(self) -> None:
         """On the loop: put down what this node says of itself."""
-        said = self._log.status()
+        said, took = self._log.status(), self._log.take_over
         self.say(
             structs.replace(
                 self._fixed,
@@ -96,6 +211,8 @@ class CellCluster(ClusterNode):
                 lag_records=said.lag_records,
                 lag_seconds=said.lag_seconds,
                 weaker=said.weaknesses,
+                take_over_seconds=took.seconds if took is not None else 0.0,
+                take_over_at=took.at if took is not None else 0.0,
             )
         )
 
@@ -115,16 +232,15 @@ class CellCluster(ClusterNode):
         """Of all nodes, this one first."""
         own, monotonic = self.own(), time.monotonic()
         rows = [Row(own.node, self.address, own, True, 0.0, ""), *(_row(peer, monotonic) for peer in self.known())]
-        return [*_families(rows), _refused(self.listener.refused)]
+        return [*node_families(rows), _refused(self.listener.refused)]
 
 
 def _row(peer: Peer, monotonic: float) -> Row:
     said = peer.said if peer.said is not None else NodeSaid("")
-    up = peer.said is not None and monotonic - peer.heard <= LATELY_S
-    return Row(said.node, peer.address, said, up, peer.clock_seconds, peer.error)
+    return Row(said.node, peer.address, said, peer.is_up(monotonic), peer.clock_seconds, peer.error)
 
 
-def _families(rows: Sequence[Row]) -> list[Family]:
+def node_families(rows: Sequence[Row]) -> list[Family]:
     info = [
         (
             {

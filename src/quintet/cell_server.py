@@ -26,7 +26,7 @@ from quintet.cell_cluster import SAY_S, CellCluster
 from quintet.flight.section import FlightListener
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
-from quintet.log.replicated.engine import NodeRole, ReplicatedLog
+from quintet.log.replicated.engine import NodeRole, ReplicatedLog, TakeOver
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from quintet.log.replicated.replica import Timing
 from quintet.model.errors import QuintetError
@@ -113,7 +113,13 @@ class CellServer(server.Server):
         silence = lease * 3 // 2 + disk.entropy() % (lease // 2)  # nodes should not claim at the same moment
         timing = Timing(lease, microseconds(cell.hold), silence, lease // 4)
         make = partial(
-            ReplicatedLog, wal=KafkaWal(options, hand), node=cell.node, hand=hand, host=cell.host, timing=timing
+            ReplicatedLog,
+            wal=KafkaWal(options, hand),
+            node=cell.node,
+            hand=hand,
+            host=cell.host,
+            timing=timing,
+            join=self._join_by_copy,
         )
         found = super()._make_log(scheduler, make)
         assert isinstance(found, ReplicatedLog)
@@ -157,10 +163,13 @@ class CellServer(server.Server):
         _log.info("stopped", role="follower")
         return False
 
+    def _join_by_copy(self, log: str, begin: int) -> None:
+        if self.cluster is not None:
+            self.cluster.join(log, begin)
+
     def _join_cluster(self) -> None:
         """From here on the node answers others, and asks them."""
         if self.cluster is not None:
-            self.cluster.introduce(self.cell.identity)
             self.cluster.start()
             if self.settings.cluster.trim:
                 self.cell.trim_with(self.cluster.synced, microseconds(self.settings.cluster.wal_kept_seconds))
@@ -265,6 +274,14 @@ class CellServer(server.Server):
         self.turns.guard(self.cell.may_answer, partial(self._leave, lapsed))
         self.broker.cluster = CellView(self.settings.cell.topic, self.cell, self.cluster)
         await super()._open_doors()
+        self._took_over()
+
+    def _took_over(self) -> None:
+        """Its doors are open: how long nobody answered, as far as this node can know."""
+        scheduler = self._scheduler
+        seconds = (scheduler.monotonic() - self.cell.replica.heard) / 1e6
+        self.cell.take_over = TakeOver(seconds, scheduler.now() / 1e6)
+        _log.info("took_over", epoch=self.cell.status().epoch, seconds=round(seconds, 3))
 
     def _leave(self, reason: str) -> None:
         sys.stderr.write(

@@ -398,6 +398,11 @@ def _node_families(log: "ReplicatedLog") -> list[Family]:
         Family("quintet_cell_age_seconds", "gauge", "How old the state may be that readers of this node see; none while it is not known.",
                [] if said.age_seconds is None else [({}, said.age_seconds)]),
         Family("quintet_cell_lag_seconds", "gauge", "Since when this node has not applied all of the WAL.", [({}, said.lag_seconds)]),
+        Family("quintet_cell_take_over_seconds", "gauge",
+               "How long the last take-over took that this node made: from the last record of the leader before to its own open doors.",
+               [({}, log.take_over.seconds)] if log.take_over is not None else []),
+        Family("quintet_cell_take_over_timestamp_seconds", "gauge", "When that was, as Unix time.",
+               [({}, log.take_over.at)] if log.take_over is not None else []),
         Family("quintet_cell_weaker", "gauge", "1 for each thing that the WAL promises less than by default.",
                [({"what": what}, 1) for what in said.weaknesses]),
     ]  # fmt: skip

@@ -169,11 +169,13 @@ class NodeProcess:
 class Cell:
     """Two nodes, and all that was promised."""
 
+    node_type = NodeProcess
+
     def __init__(self, folder: Path, servers: str, topic: str, seed: int, sabotage: bool = False) -> None:
         self.chance = random.Random(seed)
         self.history = History(seed)
         port = shared_port()
-        self.nodes = [NodeProcess(folder, number, (servers, topic), port, sabotage) for number in range(NODES)]
+        self.nodes = [self.node_type(folder, number, (servers, topic), port, sabotage) for number in range(NODES)]
         self.take_overs = self.stops = self.stale_answers = 0
         self.slowest_s = 0.0
 

@@ -9,6 +9,7 @@ from random import Random
 
 from quintet import kernel
 from quintet.log.base import TopicSpec
+from quintet.log.embedded.files.disk import Disk
 from quintet.log.replicated.engine import TICK_US, ReplicatedLog
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.partition import CellPartition
@@ -105,10 +106,12 @@ class MemoryWalClient:
 class CellNode:
     """One process after another on the same disk."""
 
+    directory = Path("/data")
+
     def __init__(self, cell: "Cell", name: str, silence_us: int) -> None:
         self.cell = cell
         self.name = name
-        self.disk = SimDisk()
+        self.disk: SimDisk = SimDisk()
         self.timing = Timing(LEASE_US, LEASE_US * 5 // 4, silence_us, LEASE_US // 4)
         self.start()
 
@@ -118,11 +121,14 @@ class CellNode:
         self.leads = 0
         self.client = self.cell.wal.client()
         self.log = ReplicatedLog(
-            Path("/data"), self.disk, self.cell.scheduler, lambda kind, fields: self.reports.append((kind, fields)),
+            self.directory, self.storage(), self.cell.scheduler, lambda kind, fields: self.reports.append((kind, fields)),
             self.client, self.name, timing=self.timing, hand=self.cell.calls.put, host=f"{self.name}.example",
         )  # fmt: skip
         self.log.recover()
         self.log.take_part(self._leading, self.reasons.append)
+
+    def storage(self) -> Disk:
+        return self.disk
 
     def _leading(self) -> None:
         self.leads += 1

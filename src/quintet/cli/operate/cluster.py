@@ -1,17 +1,26 @@
 """`quintet cluster`: certificates and configurations for the nodes of a cell; all nodes on one screen; what is wrong with them."""
 
+import os
 import sys
+import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from quintet.cli.operate.scrape import admin_option, scrape
+from quintet.cli.terminal.common import json_option, lasting, say_json, say_table
 from quintet.cli.terminal.output import echo
 from quintet.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quintet.cli.operate.checks import Finding
+    from quintet.cli.operate.cluster_view import NodeRow
 
 PORT_DEFAULT: Final = 7790
 DAYS_DEFAULT: Final = 730
 PLACE_DEFAULT: Final = "/etc/quintet"
+NOT_WHOLE: Final = 1  # exit code
 
 
 @click.group()
@@ -22,6 +31,8 @@ def cluster() -> None:
     quintet cluster init certs --node n1=10.0.0.1 --node n2=10.0.0.2 --node n3=10.0.0.3 --servers kafka1:9092,kafka2:9092
     quintet cluster init certs --node n4=10.0.0.4        one more node, by the same authority
     quintet cluster init certs --node n1=10.0.0.1 --renew
+    quintet cluster status --admin http://10.0.0.1:8080      any one node knows all
+    quintet cluster doctor --config /etc/quintet/quintet.toml
     """
 
 
@@ -84,3 +95,125 @@ def _common(servers: str, topic: str, known: dict[str, dict[str, Any]]) -> dict[
     if not brokers:
         raise ConfigError("no brokers of Kafka are given", hint="--servers kafka1:9092,kafka2:9092,kafka3:9092")
     return {"servers": brokers, "topic": topic or one.get("topic", "quintet-wal")}
+
+
+@cluster.command()
+@admin_option
+@json_option
+def status(admin: str, as_json: bool) -> None:
+    """Show all nodes of a cell on one screen, as the node at --admin knows them.
+
+    Exit code 1: a node does not answer, or not exactly one leads.
+    """
+    from quintet.cli.operate import cluster_view
+
+    now = scrape(admin)
+    nodes = cluster_view.rows(now)
+    if not nodes:
+        raise ConfigError(
+            f"the node at {admin} does not talk to other nodes", hint="it needs engine = kafka and cluster.listen"
+        )
+    leaders = [row for row in nodes if row.up and row.role == "leader"]
+    whole = len(leaders) == 1 and all(row.up for row in nodes)
+    weaker = [key[0] for key in now.by("quintet_cell_weaker", "what")]
+    if as_json:
+        said = [row._asdict() for row in nodes]
+        say_json({"whole": whole, "nodes": said, "weaker": weaker, "wal_records": _wal_records(leaders)})
+    else:
+        columns = (
+            "node",
+            "role",
+            ">epoch",
+            ">WAL offset",
+            ">synced",
+            ">lag",
+            "version",
+            ">clock",
+            ">certificate",
+            "address",
+        )
+        say_table(columns, [_shown(row) for row in nodes], "")
+        echo(f"WAL       {_wal_records(leaders):,} records; {_took_over(nodes)}")
+        for what in weaker:
+            echo(f"weaker    {what}")
+        for row in nodes:
+            if not row.up:
+                echo(f"away      {row.name} at {row.address}: {row.error or 'silent'}")
+    sys.exit(0 if whole else NOT_WHOLE)
+
+
+def _shown(row: "NodeRow") -> tuple[object, ...]:
+    if not row.node:
+        return ("?", "-", "-", "-", "-", "-", "-", "-", "-", row.address)
+    figures = row.figures
+    expires = figures.get("certificate_expires_timestamp_seconds", 0.0)
+    return (
+        row.node,
+        row.role if row.up else "away",
+        f"{figures['epoch']:.0f}",
+        f"{figures['wal_offset']:,.0f}",
+        f"{figures['synced_offset']:,.0f}",
+        f"{figures['lag_records']:,.0f}, {lasting(figures['lag_seconds'])}",
+        row.version,
+        f"{figures['clock_seconds']:+.3f} s",
+        f"{(expires - time.time()) / 86_400:,.0f} days" if expires else "-",
+        row.address,
+    )
+
+
+def _wal_records(leaders: "list[NodeRow]") -> int:
+    return max((int(row.figures["wal_end"] - row.figures["wal_begin"]) for row in leaders), default=0)
+
+
+def _took_over(nodes: "list[NodeRow]") -> str:
+    made = [row for row in nodes if row.node and row.figures["take_over_timestamp_seconds"]]
+    if not made:
+        return "no take-over is known"
+    last = max(made, key=lambda row: row.figures["take_over_timestamp_seconds"])
+    ago = lasting(max(time.time() - last.figures["take_over_timestamp_seconds"], 0.0))
+    return f"{last.node} took over {ago} ago, in {last.figures['take_over_seconds']:.1f} s"
+
+
+@cluster.command()
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), envvar="QUINTET_CONFIG",
+    help="Configuration of a node (or QUINTET_CONFIG): Kafka and its topic are examined by it.",
+)  # fmt: skip
+@click.option("--admin", envvar="QUINTET_ADMIN", help="Admin listener of a running node [the configured one].")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@json_option
+def doctor(config_file: Path | None, admin: str | None, strict: bool, as_json: bool) -> None:
+    """Find what is wrong with a cell: Kafka and its topic, the leader, leases, keys, certificates, versions, clocks.
+
+    Exit codes: 0 nothing fails, 1 something does, 2 the configuration cannot be read.
+    """
+    from quintet.cli.operate.doctor import say_findings
+
+    say_findings(_examine(config_file, admin), as_json, strict=strict)
+
+
+def _examine(config_file: Path | None, admin: str | None) -> "list[Finding]":
+    from quintet.cli.operate import cluster_view
+    from quintet.cli.operate.checks import Finding
+    from quintet.client.core.errors import ConnectionLost
+
+    found: list[Finding] = []
+    if config_file is not None or admin is None:
+        from quintet.config import Settings  # late: pydantic
+
+        settings = Settings.load(config_file, os.environ, {})
+        if settings.engine != "kafka":
+            raise ConfigError("this is no node of a cell: engine is not kafka", hint="give its --config, or --admin")
+        found += cluster_view.kafka(settings)
+        listener = settings.listeners.admin
+        admin = admin or f"http://{listener.host}:{listener.port}"
+    assert admin is not None
+    try:
+        now = scrape(admin)
+    except ConnectionLost as error:
+        return [*found, Finding("nodes", "fail", error.message, error.hint)]
+    nodes = cluster_view.rows(now)
+    if not nodes:
+        text = f"the node at {admin} does not talk to other nodes"
+        return [*found, Finding("nodes", "warn", text, "set cluster.listen and cluster.peers: see docs/CLUSTER.md")]
+    return [*found, *cluster_view.findings(now, nodes)]

@@ -147,6 +147,8 @@ def cell_facts(now: Sample) -> dict[str, object] | None:
         "wal_offset": int(now.one("quintet_cell_wal_offset")),
         "lag_records": int(now.one("quintet_cell_lag_records")),
         "lag_seconds": now.one("quintet_cell_lag_seconds"),
+        "wal_records": int(now.one("quintet_cell_wal_records")),
+        "take_over_seconds": now.one("quintet_cell_take_over_seconds"),
         "weaker": [key[0] for key in now.by("quintet_cell_weaker", "what")],
     }
 
@@ -157,6 +159,7 @@ def _cell_lines(cell: dict[str, object]) -> list[str]:
         f"cell      {cell['node']} is {cell['role']} in epoch {cell['epoch']}, {leader}; WAL offset {cell['wal_offset']:,},"
         f" lag {cell['lag_records']:,} records, {cell['lag_seconds']:.1f} s"
     ]
+    lines[0] += f"; took over in {cell['take_over_seconds']:.1f} s" if cell["take_over_seconds"] else ""
     weaker = cell["weaker"]
     assert isinstance(weaker, list)
     return lines + [f"weaker    {what}" for what in weaker]

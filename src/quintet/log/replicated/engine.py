@@ -10,7 +10,8 @@ batches could not be applied again to a topic that is gone. Until then the mark 
 """
 
 import os.path
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
@@ -79,6 +80,13 @@ class LeaderNode(NamedTuple):
 
     name: str
     host: str
+
+
+class TakeOver(NamedTuple):
+    """The last one that this node made."""
+
+    seconds: float  # from the last record of the leader before, or from its own start, to open doors
+    at: float  # Unix time
 
 
 class NodeStatus(NamedTuple):
@@ -152,15 +160,19 @@ class ReplicatedLog(EmbeddedLog):
         hand: Callable[[Callable[[], None]], object],
         host: str = "",
         timing: Timing = DEFAULT_TIMING,
+        join: Callable[[str, int], None] = lambda log, begin: None,
         **options: Any,
     ) -> None:
-        """hand: calls on the loop, from any thread. host: what this node advertises. options: of EmbeddedLog."""
+        """hand: calls on the loop, from any thread. host: what this node advertises. join(log, where the WAL begins): may fill the
+        directory before it is looked at, and blocks. options: of EmbeddedLog."""
         super().__init__(directory, disk, scheduler, report, **options)
         self._shared.committer = self._shipping = Shipping(disk, scheduler, report)
         self._shipping.directory = self._directory
         self._shipping.ship = self._ship
         self._shipping.failed = self._local_failed
         self.hand = hand
+        self._join = join
+        self._holds = 0  # that keep files from being removed behind a mark
         self.stages: CellStages = CellStages(self._shared, self._directory, self)
         self._stage_epoch = 0  # of the last record that was applied: stages do not outlive their leader unsealed
         self._wal = wal
@@ -179,6 +191,7 @@ class ReplicatedLog(EmbeddedLog):
         instance = b"".join(disk.entropy().to_bytes(4, "little") for _ in range(2))
         self.replica = Replica(node, instance, Fold(), timing, self, host)
         self.trimming: Trimming | None = None
+        self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
         self._caught_up = 0  # when all of the WAL was applied, as far as it was known
         self._freshness = Freshness()
@@ -195,6 +208,7 @@ class ReplicatedLog(EmbeddedLog):
         """Also checks the WAL, and that this directory belongs to it. Blocks."""
         wal = self._wal.prepare(None)
         log = blake2b(f"{wal.cluster} {wal.topic}".encode(), digest_size=identity.DIGITS // 2).hexdigest()
+        self._join(log, self._wal.begin)
         disk, directory = self._disk, self._directory
         found = identity.read(disk, directory) if disk.is_dir(directory) else ""
         if found and found != log:
@@ -202,6 +216,10 @@ class ReplicatedLog(EmbeddedLog):
                 f"{directory}: holds the log {found}; the WAL {wal.topic} of cluster {wal.cluster} has the log {log}",
                 hint="name an empty directory, or the WAL that this one followed",
             )
+        mark = load(disk, directory)
+        applied = mark.fold.next if mark is not None else 0
+        if applied < self._wal.begin:
+            raise WalTrimmed(self._wal.begin, applied)
         if not found:
             if not disk.is_dir(directory):
                 disk.mkdir(directory)
@@ -221,8 +239,6 @@ class ReplicatedLog(EmbeddedLog):
         self._specs, self._applied = dict(mark.specs), dict(mark.specs)
         self.replica.fold = mark.fold
         self._marked, self._stage_epoch = mark.fold.next, mark.fold.epoch
-        if mark.fold.next < self._wal.begin:
-            raise WalTrimmed(self._wal.begin, mark.fold.next)
 
     def take_part(self, leading: Callable[[], None], ended: Callable[[str], None]) -> None:
         """Follow. leading(): this node leads, and everything before is in its files. ended(reason): it must end now."""
@@ -294,10 +310,22 @@ class ReplicatedLog(EmbeddedLog):
             self._report("mark_failed", {"file": f"{self._directory}/{NAME}", "error": str(error)})
             return
         self._marked = offset
+        if self._holds:
+            return  # somebody copies what a mark before speaks of: the next one does it
         due = [call for needed, call in self._behind_mark if needed <= offset]
         self._behind_mark = [each for each in self._behind_mark if each[0] > offset]
         for call in due:
             call()
+
+    @contextmanager
+    def hold_removals(self) -> Iterator[None]:
+        """In any thread: while it is open, no files of topics or stages go that the mark on disk speaks of. What was begun before is
+        in that mark as removed."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
 
     def owe(self, what: object) -> None:
         """No mark may be stored until this is paid."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from quintet.log.replicated.records import RECORD_BYTES_MAX
 from quintet.log.replicated.trimming import WalTrimmed
@@ -142,6 +142,23 @@ class KafkaWal:
                 f'topic "{self.options.topic}" was deleted and made again: its id is {found.topic} and was {known.topic}',
                 hint="restore the topic, or begin a new cell from the data directory that has most",
             )
+        return found
+
+    def examine(self) -> WalIdentity | None:
+        """Check the topic as `prepare` does, and make nothing; None: there is none. Blocks; raises WalRefused, WalAway."""
+        with needed_by("a WAL on Kafka", "kafka"):
+            from confluent_kafka import KafkaException
+            from confluent_kafka.admin import AdminClient
+        admin = AdminClient({**self._client, "log_level": 0})
+        try:
+            found = self._look(admin)
+            if found is not None:
+                self._check_settings(admin)
+                self.begin = self._first(admin)
+        except KafkaException as error:
+            raise self._explained(error) from error
+        except TimeoutError as error:
+            raise self._away("no answer") from error
         return found
 
     def _look_again(self, admin: "AdminClient") -> WalIdentity:
@@ -466,7 +483,10 @@ class _Reading:
             marks = consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=ASK_S)
         except KafkaException:
             return None
-        return WalTrimmed(marks[0], self._offset) if self._offset < marks[0] else None
+        found = cast(
+            "tuple[int, int] | None", marks
+        )  # its stub does not know that it is None if Kafka did not answer in time
+        return WalTrimmed(found[0], self._offset) if found is not None and self._offset < found[0] else None
 
     def _deliver(self, found: list[tuple[int, bytes]]) -> None:
         self._room.release()

@@ -110,6 +110,11 @@ class Replica:
     def unconfirmed(self) -> int:
         return len(self._flying)
 
+    @property
+    def heard(self) -> int:
+        """When the last record that counts was read of somebody else; of one that heard nobody: when it started."""
+        return self._heard
+
     def silent_us(self, monotonic: int) -> int:
         """For how long nothing that counts was read of anybody else."""
         return monotonic - self._heard

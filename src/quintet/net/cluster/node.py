@@ -80,4 +80,5 @@ class ClusterNode:
         return self.peers.known()
 
     def _copy(self, link: socket.socket, node: str) -> None:
+        """In a thread: send a copy of this node's files. CellCluster can."""
         raise PeerRefused(f"this node makes no copies, and {node} asked for one")

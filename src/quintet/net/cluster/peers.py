@@ -48,6 +48,10 @@ class Peer:
     error: str = ""  # why it was not reached the last time
     is_self: bool = False
 
+    def is_up(self, monotonic: float) -> bool:
+        """It answered lately, and its connection has not ended since."""
+        return self.said is not None and not self.error and monotonic - self.heard <= LATELY_S
+
 
 class Link:
     """One connection to another node, greeted."""
@@ -119,16 +123,16 @@ class Peers:
         return sorted(by_name.values(), key=lambda each: each.address)
 
     def lately(self) -> list[NodeSaid]:
-        """What the others said that answered within LATELY_S."""
-        since = time.monotonic() - LATELY_S
-        return [peer.said for peer in self.known() if peer.said is not None and peer.heard >= since]
+        """What the others said that are up."""
+        return [said for _, said in self._up()]
 
     def addresses(self) -> tuple[tuple[str, str], ...]:
-        """(name, address) of those that answered lately: what this node tells others."""
-        since = time.monotonic() - LATELY_S
-        return tuple(
-            (peer.said.node, peer.address) for peer in self.known() if peer.said is not None and peer.heard >= since
-        )
+        """(name, address) of those that are up: what this node tells others."""
+        return tuple((said.node, address) for address, said in self._up())
+
+    def _up(self) -> list[tuple[str, NodeSaid]]:
+        monotonic = time.monotonic()
+        return [(peer.address, peer.said) for peer in self.known() if peer.said is not None and peer.is_up(monotonic)]
 
     def met(self, hello: Hello) -> None:
         """A node introduced itself."""
@@ -155,8 +159,10 @@ class Peers:
             try:
                 self._talk(address, expected)
                 return
-            except (PeerRefused, ConfigError, OSError) as error:
-                self._failed(address, str(error) or type(error).__name__)
+            except (PeerRefused, ConfigError) as error:
+                self._failed(address, str(error))
+            except OSError as error:
+                self._failed(address, (error.strerror or str(error) or "no answer in time").lower())
             peer = self._peers[address]
             if address not in self._configured and time.monotonic() - max(peer.heard, began) > FORGET_S:
                 with self._lock:

@@ -58,8 +58,12 @@ class Trust:
             return plain, ""
         try:
             wrapped = self._context(server_side).wrap_socket(plain, server_side=server_side)
+        except ssl.SSLEOFError as error:
+            raise ConnectionResetError("the other side closed the connection in the TLS handshake") from error
         except ssl.SSLError as error:
             raise PeerRefused(handshake_sentence(error), reason="certificate", hint=_HINT) from error
+        except TimeoutError as error:
+            raise TimeoutError("no TLS handshake in time") from error
         names = _uris(wrapped.getpeercert() or {})
         if len(names) != 1:
             wrapped.close()
@@ -96,7 +100,7 @@ def handshake_sentence(error: ssl.SSLError) -> str:
         return f"its certificate is not of this cluster: {error.verify_message}"
     if "ALERT" in reason:
         return f"the other node does not take this node's certificate ({reason.lower().replace('_', ' ')})"
-    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING"):
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
         return "it does not speak TLS"
     return f"TLS failed ({reason.lower().replace('_', ' ')})"
 
