@@ -280,14 +280,17 @@ def has_kafka() -> bool:
 
 
 @contextlib.contextmanager
-def kafka(directory: Path, java_options: Sequence[str] = KAFKA_JAVA) -> Iterator[Server]:
-    """One Kafka node, broker and controller in one, with the defaults of its own configuration (no flush of its own)."""
-    with kafka_cluster(directory, 1, java_options) as (server,):
+def kafka(directory: Path, java_options: Sequence[str] = KAFKA_JAVA, more: str = "") -> Iterator[Server]:
+    """One Kafka node, broker and controller in one, with the defaults of its own configuration (no flush of its own). more: lines
+    behind it, in which {port} and {control} stand for its ports."""
+    with kafka_cluster(directory, 1, java_options, more) as (server,):
         yield server
 
 
 @contextlib.contextmanager
-def kafka_cluster(directory: Path, count: int, java_options: Sequence[str] = KAFKA_JAVA) -> Iterator[list[Server]]:
+def kafka_cluster(
+    directory: Path, count: int, java_options: Sequence[str] = KAFKA_JAVA, more: str = ""
+) -> Iterator[list[Server]]:
     """Some Kafka nodes, each broker and controller in one. What was in the directory is used again."""
     if not has_kafka():
         raise BenchError("Kafka is not installed. Run: python bench/peers.py --install kafka")
@@ -299,7 +302,7 @@ def kafka_cluster(directory: Path, count: int, java_options: Sequence[str] = KAF
             ports = json.loads(places.read_text()) if kept else [(free_port(), free_port()) for _ in range(count)]
             places.write_text(json.dumps(ports))
             try:
-                servers = stack.enter_context(_kafka_nodes(directory, ports, java_options))
+                servers = stack.enter_context(_kafka_nodes(directory, ports, java_options, more))
                 break
             except BenchError:
                 if kept or attempt == KAFKA_STARTS_MAX:
@@ -310,7 +313,7 @@ def kafka_cluster(directory: Path, count: int, java_options: Sequence[str] = KAF
 
 @contextlib.contextmanager
 def _kafka_nodes(
-    directory: Path, ports: Sequence[tuple[int, int]], java_options: Sequence[str]
+    directory: Path, ports: Sequence[tuple[int, int]], java_options: Sequence[str], more: str
 ) -> Iterator[list[Server]]:
     voters = ",".join(f"{number}@127.0.0.1:{control}" for number, (_, control) in enumerate(ports, 1))
     run = [_program("java"), *java_options, "-cp", f"{KAFKA_JARS}/*"]
@@ -320,7 +323,7 @@ def _kafka_nodes(
         folders = [directory if count == 1 else directory / f"kafka{number}" for number in range(1, count + 1)]
         for number, (port, control) in enumerate(ports, 1):
             folder = folders[number - 1]
-            config = _kafka_config(folder, number, port, control, voters, count)
+            config = _kafka_config(folder, number, port, control, voters, count, more)
             if not (folder / "data" / "meta.properties").exists():
                 make = [*run, "kafka.tools.StorageTool", "format", "-t", KAFKA_CLUSTER, "-c", str(config)]
                 made = subprocess.run(make, capture_output=True, text=True, timeout=KAFKA_START_S, check=False)
@@ -350,7 +353,7 @@ def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.terminate()
 
 
-def _kafka_config(folder: Path, number: int, port: int, control: int, voters: str, count: int) -> Path:
+def _kafka_config(folder: Path, number: int, port: int, control: int, voters: str, count: int, more: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "server.properties"
     copies = min(count, 3)
@@ -360,6 +363,7 @@ def _kafka_config(folder: Path, number: int, port: int, control: int, voters: st
         f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}\ncontroller.listener.names=CONTROLLER\n"
         f"log.dirs={folder / 'data'}\noffsets.topic.replication.factor={copies}\n"
         + ("controlled.shutdown.enable=false\n" if count > 1 else "")  # all end together: nobody takes over
+        + more.format(port=port, control=control)
     )
     return config
 

@@ -37,6 +37,7 @@ from quintet.net.loop import LoopScheduler
 from quintet.process import leave_at_once, notify
 
 FENCED_CODE: Final = 75  # EX_TEMPFAIL: start it again
+LAPSED_CODE: Final = "E1516"
 LOOK_S: Final = 0.02  # between two looks at a lease that is about to be renewed
 
 _log = logs.Logger()
@@ -114,7 +115,7 @@ class CellServer(server.Server):
         timing = Timing(lease, microseconds(cell.hold), silence, lease // 4)
         make = partial(
             ReplicatedLog,
-            wal=KafkaWal(options, hand),
+            wal=KafkaWal(options, hand, server.report),
             node=cell.node,
             hand=hand,
             host=cell.host,
@@ -270,7 +271,7 @@ class CellServer(server.Server):
         assert isinstance(self.turns, LeasedTurns)
         while not self.cell.may_answer():
             await asyncio.sleep(LOOK_S)
-        lapsed = f"its lease is over: Kafka confirmed nothing for {self.settings.cell.lease_seconds:g} s"
+        lapsed = f"{LAPSED_CODE}: its lease is over: Kafka confirmed nothing for {self.settings.cell.lease_seconds:g} s"
         self.turns.guard(self.cell.may_answer, partial(self._leave, lapsed))
         self.broker.cluster = CellView(self.settings.cell.topic, self.cell, self.cluster)
         await super()._open_doors()

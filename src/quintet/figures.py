@@ -329,7 +329,7 @@ class NodeView:
     def checks(self) -> Sequence[Check]:
         failure, low = self._log.failure, self._log.low_on_space
         return [
-            _node_check(self._log),
+            _node_check(self._log, serves=False),
             Check("log", failure is None, str(failure or "takes what the WAL has")),
             Check("disk", low is None, str(low or "above its floor")),
         ]
@@ -357,22 +357,26 @@ class LeaderView(View):
         self._log = log
 
     def checks(self) -> Sequence[Check]:
-        return [_node_check(self._log), *super().checks()]
+        return [_node_check(self._log, serves=True), *super().checks()]
 
     def families(self) -> Sequence[Family]:
         return [*super().families(), *_node_families(self._log)]
 
 
-def _node_check(log: "ReplicatedLog") -> Check:
+def _node_check(log: "ReplicatedLog", serves: bool) -> Check:
+    """serves: the doors are a broker's own. A node leads before that: its broker takes seconds to start."""
     said = log.status()
     leader = f", {said.leader.name} at {said.leader.host or '?'} leads" if said.leader else ", no leader is known"
     text = f"{said.node} is {said.role} in epoch {said.epoch}{'' if said.role == 'leader' else leader}"
     lag = f"WAL offset {said.applied}, lag {said.lag_records} records, {said.lag_seconds:.1f} s"
     weak = f"; weaker than the default: {', '.join(said.weaknesses)}" if said.weaknesses else ""
-    closed = "" if said.role == "leader" else "; its doors lead to the leader's"
-    if said.role != "leader" and said.age_seconds is not None:
+    leads = said.role == "leader"
+    closed = "; its doors lead to the leader's" if not leads else "" if serves else "; its doors are not open yet"
+    if not leads and said.age_seconds is not None:
         closed += f", and reads by Flight here may be {said.age_seconds:.1f} s old"
-    return Check("cell", said.role == "leader", f"{text}; {lag}{weak}{closed}")
+    lapsed = leads and not log.may_answer()  # it ends before it answers a client
+    over = "; its lease is over" if lapsed else ""
+    return Check("cell", leads and serves and not lapsed, f"{text}; {lag}{weak}{closed}{over}")
 
 
 def _node_families(log: "ReplicatedLog") -> list[Family]:

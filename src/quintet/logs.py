@@ -32,7 +32,7 @@ ERROR_EVENTS: Final = frozenset({
 # What an operator should look at in the morning. The rest that is no error is for information.
 WARNING_EVENTS: Final = frozenset({
     "authentication_failed", "clock_jumped", "cluster_not_accepting", "cluster_refused", "delayed_wait", "forwarding_cut", "forwarding_full", "group_not_saved",
-    "intent_waits", "journal_not_made", "leader_unreachable", "peer_message_dropped", "peer_unreachable", "slow_turn", "stage_not_removed", "telemetry_unreachable", "torn_tail", "wal_not_trimmed",
+    "intent_waits", "journal_not_made", "leader_unreachable", "peer_message_dropped", "peer_unreachable", "slow_turn", "stage_not_removed", "telemetry_unreachable", "torn_tail", "wal_not_trimmed", "wal_trouble",
 })  # fmt: skip
 WARNING_ENDINGS: Final = ("_door_shut", "_certificate_is_authority")
 # What clients can bring about as often as they like: of each so many a minute are said, the others are counted.

@@ -20,6 +20,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from quintet.log.replicated.fold import WalReplaced
 from quintet.log.replicated.records import (
     Entry,
     EntryKind,
@@ -148,7 +149,10 @@ class Node:
         for number, data in enumerate(found):
             if reader != self.reader or self.replica is None:
                 return
-            self.replica.read(offset + number, data, self.clock())
+            try:
+                self.replica.read(offset + number, data, self.clock())
+            except WalReplaced as error:
+                raise Wrong(f"{self.name} takes the WAL for a replaced one: {error.message}") from error
         if reader == self.reader:
             self._poll(reader, offset + len(found))
 

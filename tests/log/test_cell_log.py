@@ -22,7 +22,7 @@ from quintet.log.replicated.states import State
 from quintet.model import limits
 from quintet.model.errors import DataDirError
 from quintet.testing.sim import SimDisk, SimScheduler
-from tests.log.cell_nodes import FAST, LEASE_US, ORDERS, TABLE, Cell, MemoryWal
+from tests.log.cell_nodes import FAST, LEASE_US, ORDERS, TABLE, Cell, CellNode, MemoryWal
 
 CUTS = 200 if os.environ.get("QUINTET_TEST_LONG") else 8
 CONTROL_LIVES = 30
@@ -136,7 +136,7 @@ def test_a_start_reads_the_wal_from_the_mark_on(cell: Cell) -> None:
     follower.kill()
     cell.load(leader, 30, Random(8))
     follower.start()
-    assert follower.client.read_first == [marked]
+    assert follower.client.read_first == [marked - 1], "the last one again: it must be the same"
     cell.run(LEASE_US)
     cell.check()
 
@@ -229,7 +229,9 @@ def test_a_directory_of_another_log_is_not_used() -> None:
         "n1",
         hand=lambda call: call(),
     )
-    with pytest.raises(DataDirError, match="name an empty directory, or the WAL that this one followed"):
+    with pytest.raises(
+        DataDirError, match=r"^E1504: /data: holds the log .*name an empty directory, or the WAL that this one followed"
+    ):
         log.recover()
 
 
@@ -294,3 +296,44 @@ def test_files_that_are_not_synced_are_found_out(monkeypatch: pytest.MonkeyPatch
     with pytest.raises((AssertionError, ValueError)):
         for seed in range(CONTROL_LIVES):
             test_random_lives_of_a_cell_lose_nothing(seed)
+
+
+def restored(node: int) -> tuple[Cell, CellNode]:
+    """A cell whose WAL was restored from a backup and has grown since beyond what one node had read; and that node, started again."""
+    cell = Cell()
+    cell.run(3 * LEASE_US)
+    cell.load(cell.leader(), 40, Random(11))
+    cell.run(LEASE_US)
+    backup = list(cell.wal.records)
+    cell.load(cell.leader(), 30, Random(12))
+    cell.run(3 * LEASE_US)
+    for each in cell.nodes:
+        each.kill()
+    beyond, other = cell.nodes[node], cell.nodes[1 - node]
+    assert beyond.disk.read_file("/data/cell.mark") is not None
+    cell.wal.records[:] = backup
+    other.disk = SimDisk()  # made anew, as the operator was told
+    other.start()
+    cell.run(4 * LEASE_US)
+    cell.load(other, 200, Random(13))
+    cell.run(LEASE_US)
+    assert len(cell.wal.records) > beyond.log._marked
+    beyond.start()
+    cell.run(4 * LEASE_US)
+    return cell, beyond
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_restored_wal_is_noticed_although_it_has_grown_since(node: int) -> None:
+    cell, beyond = restored(node)
+    [reason] = beyond.reasons
+    assert reason.startswith("E1511: the WAL has another record at offset")
+    assert [each.name for each in cell.nodes if each.log.replica.leads and not each.reasons] == [f"n{1 - node}"]
+
+
+def test_a_node_that_trusts_a_restored_wal_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplicatedLog, "_is_last", lambda self, offset, record: offset == self.replica.fold.next - 1)
+    cell, beyond = restored(0)
+    assert beyond.reasons == [] or "E1511: the WAL has another record" not in beyond.reasons[0]
+    with pytest.raises(AssertionError):
+        cell.check()

@@ -100,7 +100,7 @@ def test_a_node_below_the_beginning_says_so_and_leaves_no_hole() -> None:
     with pytest.raises(WalTrimmed) as caught:
         late.start()
     assert f"the WAL begins at offset {cell.wal.begin}, this node has {had}: copy from a peer" in str(caught.value)
-    assert caught.value.code == "E1514"
+    assert caught.value.code == "E1517"
     other.client.stop_reading()  # and one that runs, and falls behind
     other.log.trimming = None
     cell.wal.begin = other.log.replica.fold.next + 5

@@ -151,7 +151,7 @@ SABOTAGES: list[tuple[type[Replica], type[Node], str]] = [
     (
         LeadsOnAnswer,
         Node,
-        "hole|another batch|link|lost|not there|other files|without all|begins at|is purged|other purges|acknowledged before",
+        "hole|another batch|link|lost|not there|other files|without all|begins at|is purged|other purges|acknowledged before|replaced",
     ),
     (LeaseFromAnswer, Node, "may answer|were acknowledged before"),
     (AnswersWithoutLease, Node, "may answer|were acknowledged before"),
@@ -248,6 +248,13 @@ def test_a_wal_that_lost_records_is_refused() -> None:
         fold.take(5, data(1, 0))
     with pytest.raises(WalReplaced, match="no claim before it is above 1"):
         fold.take(1, data(2, 0))
+
+
+def test_data_of_an_epoch_by_another_than_its_claimant_is_refused() -> None:
+    fold = Fold()
+    fold.take(0, claim(1))
+    with pytest.raises(WalReplaced, match="E1511: data of epoch 1 by n2 at WAL offset 1"):
+        fold.take(1, WalRecord(Kind.DATA, 1, 0, "n2", b"other"))
 
 
 def test_a_leader_whose_wal_was_made_anew_steps_down() -> None:

@@ -23,7 +23,7 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.log.embedded.partitions.shared import Report
-from quintet.log.replicated.fold import Fold
+from quintet.log.replicated.fold import Fold, WalReplaced
 from quintet.log.replicated.freshness import Freshness
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.mark import NAME, AppliedMark, load, store
@@ -32,6 +32,7 @@ from quintet.log.replicated.records import (
     Entry,
     EntryKind,
     WalRecord,
+    digest,
     offset_of,
     purged,
     removed_of,
@@ -193,6 +194,7 @@ class ReplicatedLog(EmbeddedLog):
         self.trimming: Trimming | None = None
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
+        self._read_last = False  # the record before the mark is to be read again
         self._caught_up = 0  # when all of the WAL was applied, as far as it was known
         self._freshness = Freshness()
         self._asking = False  # where the WAL ends
@@ -213,7 +215,7 @@ class ReplicatedLog(EmbeddedLog):
         found = identity.read(disk, directory) if disk.is_dir(directory) else ""
         if found and found != log:
             raise DataDirError(
-                f"{directory}: holds the log {found}; the WAL {wal.topic} of cluster {wal.cluster} has the log {log}",
+                f"{DataDirError.code}: {directory}: holds the log {found}; the WAL {wal.topic} of cluster {wal.cluster} has the log {log}",
                 hint="name an empty directory, or the WAL that this one followed",
             )
         mark = load(disk, directory)
@@ -239,6 +241,7 @@ class ReplicatedLog(EmbeddedLog):
         self._specs, self._applied = dict(mark.specs), dict(mark.specs)
         self.replica.fold = mark.fold
         self._marked, self._stage_epoch = mark.fold.next, mark.fold.epoch
+        self._read_last = bool(mark.fold.last)
 
     def take_part(self, leading: Callable[[], None], ended: Callable[[str], None]) -> None:
         """Follow. leading(): this node leads, and everything before is in its files. ended(reason): it must end now."""
@@ -444,8 +447,29 @@ class ReplicatedLog(EmbeddedLog):
             self.replica.answered(sequence, offset, self._scheduler.monotonic())
 
     def read_from(self, offset: int) -> None:
+        """At a start one record is read again: a WAL that was restored from a backup may have grown beyond this offset since."""
         self._asking = False  # an answer to the reading before does not come any more
-        self._wal.read_from(offset, self._read, lambda error: self._end_with(str(error)), self._is_full)
+        again = self._read_last and offset > 0
+        self._wal.read_from(offset - again, self._read, partial(self._reading_failed, offset), self._is_full)
+
+    def _reading_failed(self, offset: int, error: StorageError) -> None:
+        if self._read_last and offset > 0:  # it may be trimmed, and the one behind it not
+            self._read_last = False
+            self.read_from(offset)
+        else:
+            self._end_with(str(error))
+
+    def _is_last(self, offset: int, record: bytes) -> bool:
+        """Is it the record that was read last before this start? Raises WalReplaced, if another one is in its place."""
+        fold, self._read_last = self.replica.fold, False
+        if offset != fold.next - 1:
+            return False
+        if digest(record) != fold.last:
+            raise WalReplaced(
+                f"the WAL has another record at offset {offset} than the one that this node has read there",
+                hint="the WAL was restored from a backup, or made anew: make this node's data directory anew from a peer",
+            )
+        return True
 
     def _is_full(self) -> bool:
         """Is so much read and not written that reading must wait?"""
@@ -458,6 +482,8 @@ class ReplicatedLog(EmbeddedLog):
         if self._over:
             return
         try:
+            if self._read_last and self._is_last(offset, record):
+                return
             self.replica.read(offset, record, self._scheduler.monotonic())
         except QuintetError as error:
             self._end_with(str(error))

@@ -9,8 +9,7 @@
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from quintet.log.replicated.records import Kind, WalRecord, host_of
-from quintet.model.errors import StorageError
+from quintet.log.replicated.records import Kind, WalError, WalRecord, host_of
 
 
 class Verdict(IntEnum):
@@ -19,7 +18,7 @@ class Verdict(IntEnum):
     CLAIMED = 2
 
 
-class WalReplaced(StorageError):
+class WalReplaced(WalError):
     """The WAL is not the one that this node has read: records are missing, or it was made anew or restored from a backup."""
 
     code = "E1511"
@@ -36,6 +35,7 @@ class Fold:
     node: str = ""  # who has the epoch in force
     instance: bytes = b""
     host: str = ""  # by which others reach that node
+    last: int = 0  # digest of the record before `next`; 0: not known
 
     def copy(self) -> "Fold":
         return replace(self)
@@ -62,7 +62,14 @@ class Fold:
                 f"data of epoch {record.epoch} at WAL offset {offset}, and no claim before it is above {self.top}",
                 hint="the WAL lost records: restore it, or make the cell anew from the node that has most",
             )
-        if record.epoch != self.epoch or record.sequence != self.sequence:
+        if record.epoch != self.epoch:
+            return Verdict.IGNORED
+        if record.instance != self.instance:  # only who has the claim in force writes in its epoch
+            raise WalReplaced(
+                f"data of epoch {record.epoch} by {record.node} at WAL offset {offset}, and the claim that was read is another one's",
+                hint="the WAL was restored from a backup, or made anew: make this node's data directory anew from a peer",
+            )
+        if record.sequence != self.sequence:
             return Verdict.IGNORED
         self.sequence += 1
         return Verdict.COUNTS

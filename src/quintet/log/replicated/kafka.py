@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from quintet.log.replicated.records import RECORD_BYTES_MAX
+from quintet.log.replicated.records import RECORD_BYTES_MAX, WalError
 from quintet.log.replicated.trimming import WalTrimmed
 from quintet.model import limits
 from quintet.model.errors import StorageError
 from quintet.model.extras import needed_by
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient
 
 ASK_S: Final = 10.0  # for one question about the cluster or the topic
@@ -30,28 +30,38 @@ DELIVERY_MS: Final = (
 LOOK_S: Final = 0.1  # between two looks at a topic that was just made
 LOOKS_MAX: Final = 300
 POLL_S: Final = 0.2
+AGAIN_S: Final = 1.0  # until a producer that failed is made anew
 FULL_S: Final = 0.02  # until a node that has much to write is asked again
 END_S: Final = 1.0  # for an answer where the WAL ends: nothing is read meanwhile
 READ_RECORDS_MAX: Final = 500  # handed to the loop at once
 READS_AHEAD_MAX: Final = 4  # that the loop has not taken yet
 PASSED_ON: Final = ("security.", "ssl.", "sasl.", "enable.ssl.", "client.id", "broker.address.family")
+TROUBLES_MAX: Final = 20  # sentences that are said before it is well again
 NEVER: Final = "9223372036854775807"  # what Kafka shows for a flush that it leaves to the system
 
 Hand = Callable[[Callable[[], None]], object]
+Report = Callable[[str, dict[str, object]], None]
 Produced = Callable[[int, str], None]  # offset and "", or -1 and why
 Read = Callable[[int, bytes], None]
 
 
-class WalRefused(StorageError):
+class WalRefused(WalError):
     """Kafka is there, and what it offers cannot be the WAL of this cell."""
 
     code = "E1512"
 
 
-class WalAway(StorageError):
+class WalAway(WalError):
     """Kafka does not answer, or not in time."""
 
     code = "E1513"
+    retryable = True
+
+
+class WalNotStored(WalError):
+    """Kafka answers and stores nothing: a disk is full or failed, a quota is used up, too few replicas are in sync."""
+
+    code = "E1514"
     retryable = True
 
 
@@ -87,9 +97,10 @@ class WalIdentity:
 
 
 class KafkaWal:
-    """`prepare` first, which blocks; everything else is called on the loop."""
+    """`prepare` first, which blocks; everything else is called on the loop. What goes wrong later is reported once as `wal_trouble`, with
+    its sentence, and `wal_well` when a record came through again; librdkafka goes on trying."""
 
-    def __init__(self, options: WalOptions, hand: Hand) -> None:
+    def __init__(self, options: WalOptions, hand: Hand, report: Report = lambda event, fields: None) -> None:
         for name in options.client:
             if not name.startswith(PASSED_ON):
                 raise WalRefused(
@@ -98,8 +109,11 @@ class KafkaWal:
                 )
         self.options = options
         self._hand = hand
-        self._client: dict[str, str | int | float] = {"bootstrap.servers": options.servers, **options.client}
+        self._report = report
+        self._troubles: set[str] = set()  # that were reported since it was well
+        self._client: dict[str, Any] = {"bootstrap.servers": options.servers, **options.client}
         self._producer: Producer | None = None
+        self._refusals: tuple[type[Exception], ...] = ()
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._reading: _Reading | None = None
@@ -110,8 +124,11 @@ class KafkaWal:
     def weaknesses(self) -> list[str]:
         return self.options.weaknesses()
 
-    def _saw_end(self, end: int) -> None:
+    def _saw(self, end: int, found: bool) -> None:
+        """A reading thread: where the WAL ends, and whether a record came."""
         self.end = max(self.end, end)
+        if found and self._troubles:
+            self._hand(self._well)
 
     # -- the topic -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +137,8 @@ class KafkaWal:
         with needed_by("a WAL on Kafka", "kafka"):
             from confluent_kafka import KafkaException
             from confluent_kafka.admin import AdminClient
-        admin = AdminClient({**self._client, "log_level": 0})
+        heard: list[KafkaError] = []  # a question that is not answered does not say why: who asked is not accepted
+        admin = AdminClient({**self._client, "log_level": 0, "error_cb": heard.append})  # type: ignore[dict-item]  # its types know no callbacks
         try:
             found = self._look(admin)
             if found is None:
@@ -128,10 +146,11 @@ class KafkaWal:
                 found = self._look_again(admin)
             self._check_settings(admin)
             self.begin = self._first(admin)
-        except KafkaException as error:
-            raise self._explained(error) from error
-        except TimeoutError as error:
-            raise self._away("no answer") from error
+        except (KafkaException, TimeoutError) as error:
+            while admin.poll(0):  # calls `heard`
+                continue
+            asked = error.args[0] if isinstance(error, KafkaException) else None
+            raise self._explained(next(filter(_is_identity, heard), asked)) from error
         if known is not None and found.cluster != known.cluster:
             raise WalRefused(
                 f"{self.options.servers} is the Kafka cluster {found.cluster}; this node's log belongs to {known.cluster}",
@@ -156,9 +175,9 @@ class KafkaWal:
                 self._check_settings(admin)
                 self.begin = self._first(admin)
         except KafkaException as error:
-            raise self._explained(error) from error
+            raise self._explained(error.args[0]) from error
         except TimeoutError as error:
-            raise self._away("no answer") from error
+            raise self._explained(None) from error
         return found
 
     def _look_again(self, admin: "AdminClient") -> WalIdentity:
@@ -267,39 +286,74 @@ class KafkaWal:
                     f'this node may not remove records of topic "{self.options.topic}": {error.args[0].str()}',
                     hint="grant its user Delete on the topic, or say cluster.trim = false",
                 ) from error
-            raise self._explained(error) from error
+            raise self._explained(error.args[0]) from error
         except TimeoutError as error:
-            raise self._away("no answer") from error
+            raise self._explained(None) from error
         return self.begin
 
-    def _explained(self, exception: "KafkaException") -> StorageError:
+    def _explained(self, error: "KafkaError | None") -> WalError:
+        """None: there was no answer."""
         from confluent_kafka import KafkaError
 
-        error: KafkaError = exception.args[0]
-        code, text, servers = error.code(), error.str(), self.options.servers
+        servers, topic = self.options.servers, self.options.topic
+        if error is None:
+            return WalAway(f"Kafka at {servers} does not answer within {ASK_S:.0f} s", hint="is it running?")
+        code, text = error.code(), error.str()
         if code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
             return WalRefused(
-                f'Kafka at {servers} does not let this node use topic "{self.options.topic}": {text}',
+                f'Kafka at {servers} does not let this node use topic "{topic}": {text}',
                 hint="grant its user Describe, Create, DescribeConfigs, Read and Write on the topic",
             )
-        if code in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL):
+        if _is_identity(error):
             return WalRefused(
-                f"Kafka at {servers} does not accept who this node is: {text}", hint="check sasl.* and ssl.*"
+                f"Kafka at {servers} does not accept who this node is: {text}", hint="check cell.sasl_* and cell.tls_*"
             )
-        return self._away(text)
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return WalAway(
+                f'Kafka at {servers} has no topic "{topic}"',
+                hint="if it was deleted, restore it: it is the log of this cell",
+            )
+        if code in (
+            KafkaError.KAFKA_STORAGE_ERROR,
+            KafkaError.THROTTLING_QUOTA_EXCEEDED,
+            KafkaError.NOT_ENOUGH_REPLICAS,
+            KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ):
+            return WalNotStored(
+                f'Kafka at {servers} stores nothing in topic "{topic}": {text}',
+                hint="look at the disks and quotas of its brokers, and how many of them are in sync",
+            )
+        if code < 0 or error.retriable():  # librdkafka's own, or one that it tries again
+            return WalAway(f"Kafka at {servers} does not answer: {text}", hint="is it running?")
+        return WalRefused(f'Kafka at {servers} refuses topic "{topic}": {text}', hint="its brokers' logs say more")
 
-    def _away(self, text: str) -> WalAway:
-        return WalAway(
-            f"Kafka at {self.options.servers} does not answer within {ASK_S:.0f} s: {text}", hint="is it running?"
-        )
+    def _trouble(self, error: "KafkaError") -> None:
+        explained = self._explained(error)
+        said = str(explained)
+        if said not in self._troubles and len(self._troubles) < TROUBLES_MAX:
+            self._troubles.add(said)
+            self._report("wal_trouble", {"code": explained.code, "problem": explained.message, "hint": explained.hint})
+
+    def _well(self) -> None:
+        if self._troubles:
+            self._troubles.clear()
+            self._report("wal_well", {"topic": self.options.topic})
 
     # -- producing -----------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Be ready to produce."""
+        from confluent_kafka import KafkaException
+
+        self._refusals = (BufferError, KafkaException)
+        self._producer = self._new_producer()
+        self._thread = threading.Thread(target=self._serve_producer, name="quintet-wal", daemon=True)
+        self._thread.start()
+
+    def _new_producer(self) -> "Producer":
         from confluent_kafka import Producer
 
-        self._producer = Producer(
+        return Producer(
             {
                 **self._client,
                 "enable.idempotence": True,
@@ -308,29 +362,55 @@ class KafkaWal:
                 "message.max.bytes": RECORD_BYTES_MAX,
                 "message.timeout.ms": DELIVERY_MS,
                 "log_level": 0,
+                "error_cb": self._heard,
             }
         )
-        self._thread = threading.Thread(target=self._serve_producer, name="quintet-wal", daemon=True)
-        self._thread.start()
+
+    def _heard(self, error: "KafkaError") -> None:
+        """In a thread of librdkafka's."""
+        self._hand(partial(self._trouble, error))
 
     def _serve_producer(self) -> None:
+        from confluent_kafka import KafkaException
+
         assert self._producer is not None
         while not self._closed.is_set():
-            self._producer.poll(POLL_S)
+            try:
+                self._producer.poll(POLL_S)
+            except KafkaException as error:  # it is of no use any more: a right that it needs is missing, say
+                self._heard(error.args[0])
+                self._producer = self._successor_of(self._producer)
+
+    def _successor_of(self, failed: "Producer") -> "Producer":
+        """What was not answered is answered as failed. Not at once: what failed may fail again."""
+        from confluent_kafka import KafkaException
+
+        failed.purge()
+        with suppress(KafkaException):
+            failed.poll(POLL_S)
+        self._closed.wait(AGAIN_S)
+        return self._new_producer()
 
     def produce(self, record: bytes, done: Produced) -> None:
         """done(offset, "") when Kafka has it as the topic promises, or done(-1, why): it may be there or not. Never inside this call."""
         assert self._producer is not None
         try:
             self._producer.produce(self.options.topic, record, partition=0, on_delivery=partial(self._delivered, done))
-        except BufferError as error:  # so much waits already that the leader cannot be ahead by more
+        except (
+            self._refusals
+        ) as error:  # so much waits already that the leader cannot be ahead by more; or see `_serve_producer`
             self._hand(partial(done, -1, str(error)))
 
     def _delivered(self, done: Produced, error: "KafkaError | None", message: "Message") -> None:
         offset = message.offset()
-        if error is not None or offset is None:
-            self._hand(partial(done, -1, error.str() if error is not None else "Kafka named no offset"))
+        if error is not None:
+            self._heard(error)
+            self._hand(partial(done, -1, error.str()))
+        elif offset is None:
+            self._hand(partial(done, -1, "Kafka named no offset"))
         else:
+            if self._troubles:
+                self._hand(self._well)
             self._hand(partial(done, offset, ""))
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -352,8 +432,9 @@ class KafkaWal:
             "receive.message.max.bytes": RECORD_BYTES_MAX + limits.MIB,
             "check.crcs": True,
             "log_level": 0,
+            "error_cb": self._heard,
         }
-        self._reading = _Reading(options, self.options.topic, offset, self._hand, read, failed, full, self._saw_end)
+        self._reading = _Reading(options, self.options.topic, offset, self._hand, read, failed, full, self._saw)
 
     def stop_reading(self) -> None:
         if self._reading is not None:
@@ -383,14 +464,14 @@ class _Reading:
 
     def __init__(
         self,
-        options: dict[str, str | int | float],
+        options: dict[str, Any],
         topic: str,
         offset: int,
         hand: Hand,
         read: Read,
         failed: Callable[[StorageError], None],
         full: Callable[[], bool],
-        saw_end: Callable[[int], None],
+        saw: Callable[[int, bool], None],
     ) -> None:
         self.stopped = threading.Event()
         self.asks: deque[Callable[[int], None]] = deque()  # who wants to know where the WAL ends
@@ -401,7 +482,7 @@ class _Reading:
         self._read = read
         self._failed = failed
         self._full = full
-        self._saw_end = saw_end
+        self._saw = saw
         self._room = threading.Semaphore(READS_AHEAD_MAX)
         threading.Thread(target=self._run, name="quintet-wal-read", daemon=True).start()
 
@@ -423,7 +504,7 @@ class _Reading:
                     return
                 marks = consumer.get_watermark_offsets(place, cached=True)
                 if marks is not None:
-                    self._saw_end(marks[1])  # below 0, if Kafka has not said it yet
+                    self._saw(marks[1], bool(found))  # below 0, if Kafka has not said it yet
                 while found and not self._room.acquire(timeout=POLL_S):
                     if self.stopped.is_set():
                         return
@@ -472,7 +553,9 @@ class _Reading:
                     f'this node may not read topic "{self._topic}": {error.str()}', hint="grant it Read"
                 )
                 self._hand(partial(self._fail, refused))
-                return None  # everything else librdkafka tries again by itself
+                return None
+            else:  # librdkafka tries again by itself
+                self._options["error_cb"](error)
         return found
 
     def _trimmed(self, consumer: "Consumer") -> WalTrimmed | None:
@@ -498,6 +581,13 @@ class _Reading:
     def _fail(self, error: StorageError) -> None:
         if not self.stopped.is_set():
             self._failed(error)
+
+
+def _is_identity(error: "KafkaError") -> bool:
+    """Does Kafka not accept who this node is?"""
+    from confluent_kafka import KafkaError
+
+    return error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL)
 
 
 def _is_enough(name: str, value: str, wanted: str) -> bool:

@@ -81,7 +81,14 @@ _KINDS: Final = {int(kind): kind for kind in Kind}
 _ENTRY_KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 
-class NewerRecord(StorageError):
+class WalError(StorageError):
+    """What is wrong with the WAL, or with the way to it. Its text begins with its code: docs/CLUSTER.md says what to do for each."""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {super().__str__()}"
+
+
+class NewerRecord(WalError):
     """A record of a later version: this node cannot know what it changes, so it reads no further."""
 
     code = "E1510"
@@ -98,6 +105,11 @@ def pack(record: WalRecord) -> bytes:
     data = bytearray(b"".join(parts))
     _U32.pack_into(data, 4, kernel.crc32c(memoryview(data)[_CHECKED_FROM:]))
     return bytes(data)
+
+
+def digest(data: bytes) -> int:
+    """Tells one record from another: its header has the checksum of all of it, and who wrote it when. 0 is no record's."""
+    return kernel.crc32c(data[: _HEADER.size]) or 1
 
 
 def parse(data: bytes) -> WalRecord:

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from quintet.log.replicated.fold import Fold, Verdict, WalReplaced
-from quintet.log.replicated.records import Entry, Kind, WalRecord, advertised, pack, parse
+from quintet.log.replicated.records import Entry, Kind, WalRecord, advertised, digest, pack, parse
 from quintet.log.replicated.states import STEPS, Event, State
 from quintet.model.errors import CorruptData
 
+UNKNOWN_CODE: Final = "E1515"  # of an outcome
 LEASE_US: Final = 5_000_000  # a leader whose loop is kept for so long ends
 _MUTE: Final = (State.FOLLOWING, State.CLAIMING, State.DRAINING, State.WAITING)  # states that write nothing
 
@@ -65,10 +66,11 @@ class Host(Protocol):
 class _Flight:
     """A record that was produced and is not confirmed. offset -1: not answered yet."""
 
-    __slots__ = ("offset", "sent")
+    __slots__ = ("digest", "offset", "sent")
 
-    def __init__(self, sent: int) -> None:
+    def __init__(self, sent: int, digest: int) -> None:
         self.sent = sent
+        self.digest = digest
         self.offset = -1
 
 
@@ -155,9 +157,9 @@ class Replica:
         sequence = self._sequence
         self._sequence += 1
         self._sent = monotonic
-        self._flying[sequence] = _Flight(monotonic)
-        record = WalRecord(Kind.DATA, self.epoch, sequence, self.node, self.instance, tuple(entries))
-        self._host.produce(sequence, pack(record))
+        record = pack(WalRecord(Kind.DATA, self.epoch, sequence, self.node, self.instance, tuple(entries)))
+        self._flying[sequence] = _Flight(monotonic, digest(record))
+        self._host.produce(sequence, record)
         return sequence
 
     def answered(self, sequence: int, offset: int, monotonic: int) -> None:
@@ -169,7 +171,7 @@ class Replica:
 
     def write_failed(self, sequence: int, error: str) -> None:
         if sequence in self._flying:
-            self._step_down(Event.WRITE_FAILED, f"whether a write is in the WAL is not known: {error}")
+            self._step_down(Event.WRITE_FAILED, f"{UNKNOWN_CODE}: whether a write is in the WAL is not known: {error}")
 
     def claim_answered(self, offset: int) -> None:
         self._claim_open = False
@@ -191,6 +193,7 @@ class Replica:
                 record = WalRecord(Kind.DATA, self.epoch, sequence, self.node, self.instance)
                 if self.fold.take(flight.offset, record) is not Verdict.COUNTS:
                     raise AssertionError(f"{self.node}: its own record {sequence} of epoch {self.epoch} does not count")
+                self.fold.last = flight.digest
                 self._confirm(sequence, monotonic)
             elif flight.offset > self.fold.next:
                 self._gap_end = flight.offset
@@ -199,7 +202,7 @@ class Replica:
             else:
                 self._step_down(
                     Event.WRITE_FAILED,
-                    f"the WAL answered offset {flight.offset}, which was read before: {self.fold.next} comes next."
+                    f"{WalReplaced.code}: the WAL answered offset {flight.offset}, which was read before: {self.fold.next} comes next."
                     " It was made anew, or restored from a backup",
                 )
 
@@ -232,8 +235,9 @@ class Replica:
         except WalReplaced as error:
             if self.state in _MUTE:
                 raise
-            self._step_down(Event.WRITE_FAILED, error.message)
+            self._step_down(Event.WRITE_FAILED, str(error))
             return
+        self.fold.last = digest(data)
         if record is not None and verdict is not Verdict.IGNORED:
             self._counts(offset, record, verdict, monotonic)
         if self.state is State.CHECKING and self.fold.next > self._gap_end:

@@ -22,7 +22,7 @@ Report = Callable[[str, dict[str, object]], None]
 class WalTrimmed(StorageError):
     """What this node needs next of the WAL is no longer there: two other nodes have it."""
 
-    code = "E1514"
+    code = "E1517"
 
     def __init__(self, begin: int, offset: int) -> None:
         super().__init__(

@@ -45,7 +45,7 @@ Progress = Callable[[int], None]
 class NoCopy(StorageError):
     """No other node gave a whole copy."""
 
-    code = "E1515"
+    code = "E1518"
 
 
 class File(msgspec.Struct, frozen=True):
