@@ -40,7 +40,9 @@ PROTOCOL_FILES = {
 }  # fmt: skip
 # A door whose session outgrew one file names the others here.
 MORE_PROTOCOL_FILES = {
-    "flymq": {"call.py", "group_requests.py", "message_requests.py", "producing.py", "record_requests.py", "topic_requests.py", "user_requests.py"},
+    "blipmq": {"routing.py"},
+    "fast": {"routing.py"},
+    "flymq": {"call.py", "group_requests.py", "message_requests.py", "producing.py", "record_requests.py", "routing.py", "topic_requests.py", "user_requests.py"},
     "felix": {"cache_requests.py", "consumer_requests.py", "feature_requests.py", "features.py", "long_json.py", "matching.py", "watching.py"},
 }  # fmt: skip
 
@@ -399,7 +401,9 @@ def clean(tmp_path: Path) -> Path:
         "docs/GOOD.md": "`net/good.py::Good.f`, `src/quintet/log/good.py::f`, `kernel/src/good.rs::f`; see /var/lib/quintet\n",
         "Makefile": "setup:\n",
     }
-    good |= {f"src/quintet/protocols/blipmq/{name}": D for name in PROTOCOL_FILES} | DOOR_TESTS
+    good |= {
+        f"src/quintet/protocols/blipmq/{name}": D for name in PROTOCOL_FILES | MORE_PROTOCOL_FILES["blipmq"]
+    } | DOOR_TESTS
     for name, content in good.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)

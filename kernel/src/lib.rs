@@ -13,6 +13,7 @@ mod batch;
 mod blip;
 mod blip_py;
 mod cache;
+mod cells_py;
 mod chain_py;
 #[cfg(target_os = "linux")]
 mod disk;
@@ -545,6 +546,8 @@ mod _native {
     use super::blip_py::{blip_append, blip_deliver, blip_publish, blip_received, blip_split};
     #[pymodule_export]
     use super::cache::CacheMemory;
+    #[pymodule_export]
+    use super::cells_py::cell_run;
     #[pymodule_export]
     use super::chain_py::{chain, follow};
     #[pymodule_export]

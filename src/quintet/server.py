@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 CELL_MARK = "cell.mark"  # log/replicated/mark.py: a folder that has it belongs to a cell
+CELLS_FILE = "cells.json"  # cells/folder.py: a folder that has it holds the folders of several cells
 GOODBYE_S = 0.5  # for peers to take what was still being sent to them
 COLLECT_YOUNG_OBJECTS = 2_000
 COLLECT_IDLE_US = 60_000_000
@@ -90,7 +92,7 @@ def serve(
     print_ready: bool,
     reload: Callable[[], Settings],
     old_names: Iterable[OldName] = (),
-    make: "type[Server] | None" = None,
+    make: "Callable[[Settings, Callable[[], Settings]], Server] | None" = None,
 ) -> int:
     """Run the broker until it is told to stop, and end the process; the exit code of one that could not start or stop. `reload`
     reads the configuration again; `old_names` were found when it was read. make: another kind of server."""
@@ -200,6 +202,11 @@ class Server:
                 f"{settings.data}: belongs to a cell, and what is written here without it would be lost to the other nodes",
                 hint='start it with engine = "kafka", or name another folder',
             )
+        if os.path.exists(settings.data / CELLS_FILE):
+            raise ConfigError(
+                f"{settings.data}: holds the folders of several cells, and no log of its own",
+                hint="start it with --cells, as it was made",
+            )
         return make(
             settings.data,
             OsDisk(),
@@ -254,7 +261,7 @@ class Server:
 
     async def _open_doors(self) -> None:
         listeners, tls = self.settings.listeners, self.settings.data / "tls"
-        self.doors = OpenDoors(self.broker, self._scheduler, self._limits_of, report, self.output, self.turns, tls)
+        self.doors = self._make_doors(tls)
         self.listeners = self.doors.listeners
         for door in listeners.doors:
             if listeners.of(door).enabled:
@@ -264,6 +271,9 @@ class Server:
         if listeners.console.enabled:
             await self._open_console(listeners.console)
         await self._open_admin()
+
+    def _make_doors(self, tls: Path) -> OpenDoors:
+        return OpenDoors(self.broker, self._scheduler, self._limits_of, report, self.output, self.turns, tls)
 
     async def _open_admin(self) -> None:
         door = self.settings.listeners.admin

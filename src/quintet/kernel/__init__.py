@@ -22,6 +22,7 @@ else:
         from quintet.kernel import pure as _chosen
 
 crc32c = _chosen.crc32c
+cell_run = _chosen.cell_run
 build = _chosen.build
 merge = _chosen.merge
 seal = _chosen.seal

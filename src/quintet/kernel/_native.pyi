@@ -446,6 +446,14 @@ def fly_split_one(
     them, the name of its topic if counts does not have it, None if its fields do not add up. Nothing is copied before the
     topic is known. Other threads run while the key is hashed and the batch is filled; nobody may write to the payload."""
 
+def cell_run(
+    kind: int, view: Buffer, position: int, bytes_max: int, count: int, own: int, suffix: bytes, token: bytes
+) -> tuple[int, int]:
+    """(cell, end) of the publishes behind each other from `position` on that go to one of `count` cells by the hash of their plain
+    names; the end is `position`, and the cell -1, if the first frame is none, or not all there. `kind`: 0 BlipMQ of version 1, 1 of
+    later ones, 2 FlyMQ, 3 Fast. A name is plain without a slash, two underscores at its start and `suffix` at its end. A PING of
+    BlipMQ goes with what is before it. Of Fast only packets with this token count, and for cell `own` those with an empty one."""
+
 def fnv1a(key: Buffer) -> int:
     """FNV-1a, 32 bit; modulo the number of partitions it is the partition of a key. Other threads run while it hashes a
     long one."""

@@ -22,6 +22,7 @@ from quintet.kernel.pure_batch import (
 )
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_cache import CacheMemory
+from quintet.kernel.pure_cells import cell_run
 from quintet.kernel.pure_crc import crc32c, fnv1a
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
 from quintet.kernel.pure_felix import (
@@ -56,6 +57,7 @@ __all__ = [
     "blip_received",
     "blip_split",
     "build",
+    "cell_run",
     "chain",
     "check",
     "crc32c",

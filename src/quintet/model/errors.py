@@ -331,3 +331,9 @@ class Behind(QuintetError):
 
     code = "E1703"
     retryable = True
+
+
+class OtherCell(QuintetError):
+    """Something belongs to another cell of this broker than the one that was asked, or to several (docs/CELLS.md)."""
+
+    code = "E1704"

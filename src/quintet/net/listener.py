@@ -1,6 +1,7 @@
 """Accepts the connections of one TCP door: limits, the sweep for deadlines, counters. Knows no protocol."""
 
 import asyncio
+import socket
 import ssl
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
 MINUTE_US = 60_000_000
+BACKLOG = 1024
 TLS_HANDSHAKE_S = 5.0
 SHUTTING_DOWN = "the broker is shutting down"  # the reason `close_all` gives at the end
 
@@ -32,6 +34,7 @@ class ListenerOptions:
     connections_per_address_max: int = 1_000
     unauthenticated_max: int = 2_000
     auth_failures_per_minute: int = 0  # from one address; 0: no limit
+    listening: socket.socket | None = None  # in place of host and port: one that another process has bound
 
     def refusal(self, address: str, connections: int, of_address: int, blocked: bool, waiting: int) -> str:
         """Why a new connection cannot stay, or nothing. `waiting`: those that are not authenticated."""
@@ -97,15 +100,22 @@ class Listener:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        self._server = await self.loop.create_server(
-            lambda: Connection(self),
-            self.options.host,
-            self.options.port,
-            ssl=self._tls,
-            ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls else None,
-            backlog=1024,
-            reuse_address=True,
-        )
+        tls_timeout = TLS_HANDSHAKE_S if self._tls else None
+        make, bound = lambda: Connection(self), self.options.listening
+        if bound is not None:
+            self._server = await self.loop.create_server(
+                make, sock=bound, ssl=self._tls, ssl_handshake_timeout=tls_timeout, backlog=BACKLOG
+            )
+        else:
+            self._server = await self.loop.create_server(
+                make,
+                self.options.host,
+                self.options.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=tls_timeout,
+                backlog=BACKLOG,
+                reuse_address=True,
+            )
         self._sweep()
 
     @property

@@ -15,6 +15,8 @@ from quintet.protocols.options import Listener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.model.cells import CellMap
+    from quintet.protocols.routing import Router
 
 O = TypeVar("O", bound=Listener)  # noqa: E741  # the options of a door
 
@@ -76,6 +78,9 @@ class Door(Generic[O]):
     """Lines to copy for `--dev`."""
     last_words: Callable[[NotLeader, O], bytes] | None = None
     """What a node that does not lead answers where it cannot forward: to whatever a client asks first. None: it closes."""
+    route: "Callable[[CellMap, int, O, Any], Router] | None" = None
+    """(cells, own cell, options, session) -> what says which cell the frames of a connection are for, where a broker has several. None:
+    the door is open in cell 0 alone, and reaches what is there."""
     ready: Callable[[O, str], tuple[str, dict[str, str]] | None] = lambda _options, _address: None
     """An event for the log when it is open, of these options at this address; or None."""
 

@@ -109,6 +109,7 @@ class Subscriptions:
         self._by_name: dict[tuple[str, bytes, str], Subscription] = {}  # owner, topic, name
         self._unmade: dict[int, Promise[None]] = {}  # rows on their way to the disk
         self._last_id = 0
+        self._id_step = 1
         self._last_transient = 0
         self._dirty: list[Subscription] = []
         self._timed: set[Subscription] = set()
@@ -160,6 +161,11 @@ class Subscriptions:
             self._open(row.id, row.owner, topic, row.qos, lanes, row.door, row.name)
             self._last_id = max(self._last_id, row.id)
 
+    def number_for(self, cell: int, cells: int) -> None:
+        """After `load`: give out numbers that say their cell, which is their remainder (ADR 47)."""
+        self._id_step = cells
+        self._last_id -= (self._last_id - cell) % cells
+
     def _beyond_end(self, row: SubscriptionRow, partition: int, position: int, end: int) -> None:
         """Of what is always synced first nothing can be missing: it was lost, or the topic's folder is an older one."""
         fields = {"subscription": row.id, "topic": row.topic, "partition": partition, "from": position, "to": end}
@@ -181,7 +187,7 @@ class Subscriptions:
         what is refused at once."""
         assert not name or self.named(owner, topic, name) is None, "a name stands for one subscription"
         self.check_room()
-        self._last_id += 1
+        self._last_id += self._id_step
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
         lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
         _begin(lanes, starts)

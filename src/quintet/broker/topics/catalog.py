@@ -345,6 +345,7 @@ class Topics:
         self._of_tenant: Counter[str] = Counter()
         self._of_owner: Counter[str] = Counter()
         self.admit: Callable[[str, str], None] | None = None  # may this owner make a topic of that tenant? Raises
+        self.check_place: Callable[[bytes], None] | None = None  # is a name of this cell? Raises OtherCell (ADR 47)
         self._departed = 0  # records that deleted topics had taken
         self.changes = 0  # topics made and deleted since the start
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
@@ -422,6 +423,10 @@ class Topics:
             if not topic.deleted:
                 yield topic.owner, topic.tenant, sum(part.bytes_from(part.start) for part in topic.partitions)
 
+    def _check_place(self, raw: bytes) -> None:
+        if self.check_place is not None:
+            self.check_place(raw)
+
     def _low(self) -> Exception | None:
         return self._log.low_on_space
 
@@ -443,6 +448,7 @@ class Topics:
         """The topic of this name, or TopicNotFound."""
         topic = self._by_name.get(raw)
         if topic is None:
+            self._check_place(raw)
             name = raw.decode(errors="replace")
             raise TopicNotFound(f"topic not found: {name}", hint="create it, or publish to it: the first use makes it")
         return topic
@@ -619,8 +625,10 @@ class Topics:
         owner: str = "",
     ) -> Topic:
         name = check_name(raw)
-        if name.startswith(CACHE_PREFIX) and not own:
-            refuse_cache(name)
+        if not own:
+            self._check_place(raw)
+            if name.startswith(CACHE_PREFIX):
+                refuse_cache(name)
         if not 0 <= partitions <= limits.PARTITIONS_MAX:
             raise LimitExceeded(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, {partitions} were asked for")
         if len(self._by_name) >= self._policy.topics_max:

@@ -8,7 +8,9 @@ from quintet.protocols.door import Development, Door, MakeSession
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.model.cells import CellMap
     from quintet.protocols.base import Session, SessionConnection
+    from quintet.protocols.routing import Router
 
 
 def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
@@ -20,6 +22,12 @@ def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
         return BlipSession(broker, connection, monotonic(), frame_bytes_max, peer)
 
     return make
+
+
+def _route(cells: "CellMap", own: int, options: BlipmqListener, session: "Session") -> "Router":
+    from quintet.protocols.blipmq.routing import BlipRouter
+
+    return BlipRouter(cells, own, options.frame_bytes_max, session)
 
 
 def _dev_lines(dev: Development) -> list[str]:
@@ -39,5 +47,6 @@ BLIPMQ: Final = Door(
     operations=frames.NAMES,
     rights=frames.RIGHTS,
     open=_open,
+    route=_route,
     dev_lines=_dev_lines,
 )

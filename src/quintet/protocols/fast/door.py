@@ -8,7 +8,10 @@ from quintet.protocols.fast.section import FastListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.model.cells import CellMap
     from quintet.protocols.base import Session, SessionConnection
+    from quintet.protocols.fast.session import FastSession
+    from quintet.protocols.routing import Router
 
 
 def _open(broker: "Broker", options: FastListener) -> MakeSession:
@@ -20,6 +23,12 @@ def _open(broker: "Broker", options: FastListener) -> MakeSession:
         return FastSession(shared, connection, broker.scheduler.monotonic(), peer)
 
     return make
+
+
+def _route(cells: "CellMap", own: int, options: FastListener, session: "FastSession") -> "Router":
+    from quintet.protocols.fast.routing import FastRouter
+
+    return FastRouter(cells, own, options.payload_bytes_max, session)
 
 
 def _dev_lines(dev: Development) -> list[str]:
@@ -40,5 +49,6 @@ FAST: Final = Door(
     operations=frames.NAMES,
     rights=frames.RIGHTS,
     open=_open,
+    route=_route,
     dev_lines=_dev_lines,
 )

@@ -191,6 +191,22 @@ class FastSession:
     def operation(self) -> str:
         return frames.NAMES.get(self._doing, "")
 
+    @property
+    def extended(self) -> bool:
+        return self._extended
+
+    @property
+    def same_token(self) -> bytes | None:
+        """What an empty token means now; None: nothing."""
+        return self._same
+
+    def admits(self, token: bytes, now: int) -> bool:
+        """Is this token good, and is its bearer welcome? For requests that go to another cell; one that is refused must be received
+        here, which counts it."""
+        self._door.refresh(now)
+        bearer = self._door.bearers.get(token) or self._door.learn(token, now)
+        return bearer is not None and (self.principal_name is not None or self._welcome(bearer))
+
     def receive(self, view: memoryview, now: int) -> int:
         door, position = self._door, 0
         self.stopped = False

@@ -11,7 +11,9 @@ from quintet.protocols.flymq.section import FlymqListener, FlymqSdkListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.model.cells import CellMap
     from quintet.protocols.base import Session, SessionConnection
+    from quintet.protocols.routing import Router
 
 _OPERATIONS: Final = frames.NAMES.keys() - {frames.AUTH_RESPONSE, frames.ERROR}
 # For whom each dialect is: a client of the other one cannot read its answers.
@@ -41,6 +43,12 @@ def _open(broker: "Broker", options: FlymqListener) -> MakeSession:
         return FlySession(broker, connection, broker.scheduler.monotonic(), options, peer, address)
 
     return make
+
+
+def _route(cells: "CellMap", own: int, options: FlymqListener, session: "Session") -> "Router":
+    from quintet.protocols.flymq.routing import FlyRouter
+
+    return FlyRouter(cells, own, options, session)
 
 
 def _dev_lines(dev: Development) -> list[str]:
@@ -82,6 +90,7 @@ FLYMQ: Final = Door(
     operations=_OPERATIONS,
     rights=_Rights(),
     open=_open,
+    route=_route,
     dev_lines=_dev_lines,
     last_words=_last_words,
     ready=partial(_ready, "flymq"),
@@ -95,6 +104,7 @@ FLYMQ_SDK: Final = Door(
     operations=_OPERATIONS,
     rights=_Rights(),
     open=_open,
+    route=_route,
     dev={"enabled": True},
     dev_lines=_sdk_dev_lines,
     last_words=_last_words,

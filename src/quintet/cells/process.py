@@ -1,0 +1,97 @@
+"""Runs one cell of a broker of several processes: a broker of its own log, behind doors that all of them share (ADR 47).
+
+It gives out numbers of subscriptions that say its cell, takes no topic that belongs to another one, and tells the process that
+started it when it is ready. If that process is gone, it stops as after SIGTERM. Flight, console, admin and the doors without a
+router are cell 0's.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from quintet import figures, logs, server
+from quintet.admin.app import create_app
+from quintet.admin.listener import serve_http
+from quintet.cells.figures import Answering, CellsView, figures_path
+from quintet.config import Settings
+from quintet.model.cells import HOME
+from quintet.model.errors import OtherCell
+from quintet.net.cells.back import NAME
+from quintet.net.cells.doors import CellDoors, Place
+from quintet.net.doors import OpenDoors
+
+_log = logs.Logger()
+
+
+class CellProcess(server.Server):
+    """See server.Server for all that is as in any broker."""
+
+    def __init__(
+        self, settings: Settings, reload: Callable[[], Settings], *, place: Place, ready: int, alive: int
+    ) -> None:
+        """ready: a descriptor to write one line to. alive: one that ends when the process that started this one is gone."""
+        super().__init__(settings, reload)
+        self.place = place
+        self._ready = ready
+        self._alive = alive
+        self._answering: Answering | None = None
+        self._all: CellsView | None = None
+
+    def _make_doors(self, tls: Path) -> OpenDoors:
+        place = self.place
+        self.broker.topics.check_place = self.check_place
+        self.broker.subscriptions.number_for(place.cell, place.cells.count)
+        doors = CellDoors(self.broker, self._scheduler, self._limits_of, server.report, self.output, self.turns, tls)
+        doors.place = place
+        self.cell_doors = doors
+        return doors
+
+    def check_place(self, name: bytes) -> None:
+        """OtherCell if a topic of this name is not of this cell."""
+        cell, own = self.place.cells.cell_of(name), self.place.cell
+        if cell != own:
+            shown = name.decode(errors="replace")
+            raise OtherCell(
+                f"topic {shown!r} belongs to cell {cell} of this broker, and this request was for cell {own}",
+                hint="what does not reach other cells yet is listed in docs/CELLS.md",
+            )
+
+    async def _open_doors(self) -> None:
+        asyncio.get_running_loop().add_reader(self._alive, self._left_alone)
+        await super()._open_doors()
+
+    async def _open_admin(self) -> None:
+        """What this cell counts: at the admin listener of cell 0, or for cell 0 to ask."""
+        door, links = self.settings.listeners.admin, self.place.links
+        own = figures.View(self, door.labels_max)
+        if not self.is_home:
+            self._answering = Answering(own)
+            await self._answering.start(figures_path(links, self.place.cell))
+        elif door.enabled:
+            self._all = CellsView(own, links, self.place.cells.count)
+            self._all.start()
+            self.admin = await serve_http(create_app(self._all, self._all), door.host, door.port)
+
+    async def _drain(self) -> None:
+        if self._answering is not None:
+            self._answering.stop()
+        await super()._drain()
+        if self._all is not None:
+            self._all.stop()
+
+    def _left_alone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._alive)
+        _log.error("supervisor_gone", cell=self.place.cell, hint="this cell stops, as after SIGTERM")
+        self._stop.set()
+
+    def _announce(self, print_ready: bool) -> None:
+        addresses = self.addresses()
+        addresses.pop(NAME, None)
+        _log.info("cell_ready", cell=self.place.cell, data=str(self.settings.data), listeners=addresses)
+        os.write(self._ready, json.dumps({"listeners": addresses}).encode() + b"\n")
+
+    @property
+    def is_home(self) -> bool:
+        return self.place.cell == HOME

@@ -1,0 +1,71 @@
+"""Opens the doors of one of several processes of a broker (ADR 47): which, on which sockets, and with which sessions.
+
+    doors with a router      in every process, at the same address; each of their connections reaches every cell
+    the others               in cell 0 alone
+
+The listener for legs of other processes is among the listeners, so that it is closed and its rights looked at again with them.
+"""
+
+import socket
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from quintet.model.cells import HOME, CellMap
+from quintet.net.cells.back import NAME, LegListener, Make, makes_for
+from quintet.net.cells.front import CellSession
+from quintet.net.cells.sockets import link_path
+from quintet.net.connection import Connection
+from quintet.net.doors import OpenDoors
+from quintet.net.listener import Listener
+from quintet.protocols.base import Session
+from quintet.protocols.door import AnyDoor, MakeSession, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one process stands among the processes of its broker."""
+
+    cell: int
+    cells: CellMap
+    links: Path  # the folder of the sockets between processes
+    sockets: dict[str, socket.socket]  # by door: what its listener accepts from
+    legs: socket.socket  # what it accepts from other processes
+
+    def path(self, cell: int) -> str:
+        return link_path(self.links, cell)
+
+
+class CellDoors(OpenDoors):
+    """The doors of one process."""
+
+    place: Place  # set before the first is opened
+
+    async def open(self, door: AnyDoor, options: Options) -> None:
+        if NAME not in self.listeners:
+            await self._open_links()
+        if door.route is not None or self.place.cell == HOME:
+            await super().open(door, options)
+
+    async def _open_links(self) -> None:
+        """Listen for the other processes."""
+        self._makes: dict[str, Make] = {}
+        listener = LegListener(self.place.legs, self._makes, self._report, self._output, self._turns)
+        await listener.start()
+        self.listeners[NAME] = listener
+
+    def _tcp(self, door: AnyDoor, options: Options, make: MakeSession) -> Listener:
+        if door.route is None:
+            return super()._tcp(door, options, make)
+        self._makes[door.name] = makes_for(make, partial(self._address, door.name))
+        listener = super()._tcp(door, options, make)
+        listener.options = replace(listener.options, listening=self.place.sockets[door.name])
+        listener.make_session = partial(self._front, door=door, options=options, make=make)
+        return listener
+
+    def _front(self, connection: Connection, door: AnyDoor, options: Options, make: MakeSession) -> Session:
+        inner: Session = make(connection, connection.peer, self._address(door.name))
+        assert door.route is not None
+        place = self.place
+        router = door.route(place.cells, place.cell, options, inner)
+        return CellSession(inner, router, connection, self._turns, place, place.cell, door.name, connection.peer)

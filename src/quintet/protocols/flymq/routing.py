@@ -1,0 +1,351 @@
+"""Says which cell each FlyMQ request of a connection is for (protocols/routing.py).
+
+    BY_NAME     the cell of the topic, or of the schema, whose name its payload begins with
+    EVERYWHERE  every cell is asked, and the lists in the answers are joined
+    HERE        all cells would say the same: what the configuration says, and who this connection is
+    NOWHERE     refused, because one cell's answer would be half of the truth; the text says what to do
+    GROUPS      the cell of the topic, which must be named
+
+A transaction is begun in every cell and has the ids of all, joined. The first topic that it writes to decides which cell it is
+of; another cell's topic is refused. To commit it is to commit it there and to roll it back elsewhere, where it is empty.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from quintet import kernel
+from quintet.model.cells import CellMap
+from quintet.model.errors import BadRequest, OtherCell, QuintetError, TransactionNotFound
+from quintet.protocols.flymq import codec, errors, frames
+from quintet.protocols.flymq.section import FlymqListener
+from quintet.protocols.routing import EVERY, REFUSED, Parts, Run
+
+if TYPE_CHECKING:
+    from quintet.protocols.base import Session
+
+BY_NAME: Final = frozenset(
+    {
+        frames.PRODUCE, frames.CONSUME, frames.CREATE_TOPIC, frames.METADATA, frames.SUBSCRIBE, frames.COMMIT, frames.FETCH,
+        frames.DELETE_TOPIC, frames.CONSUME_ZERO_COPY, frames.FETCH_BINARY, frames.PEEK, frames.ALTER_TOPIC, frames.PURGE_TOPIC,
+        frames.PRODUCE_RECORDS, frames.FETCH_RECORDS, frames.REGISTER_SCHEMA, frames.GET_SCHEMA, frames.VALIDATE_SCHEMA,
+        frames.PRODUCE_WITH_SCHEMA, frames.DELETE_SCHEMA, frames.FETCH_DLQ, frames.REPLAY_DLQ, frames.PURGE_DLQ,
+        frames.DEAD_LETTER, frames.PRODUCE_DELAYED, frames.CANCEL_DELAYED, frames.PRODUCE_WITH_TTL, frames.GET_OFFSET,
+        frames.RESET_OFFSET, frames.GET_LAG, frames.SEEK_TO_TIMESTAMP,
+    }
+)  # fmt: skip
+GROUPS: Final = frozenset({frames.DESCRIBE_GROUP, frames.DELETE_GROUP})
+TRANSACTIONS: Final = frozenset({frames.TXN_BEGIN, frames.TXN_COMMIT, frames.TXN_ROLLBACK, frames.TXN_PRODUCE})
+# The list of an answer that is joined.
+EVERYWHERE: Final = {
+    frames.LIST_TOPICS: "topics",
+    frames.MATCH_TOPICS: "topics",
+    frames.LIST_SCHEMAS: "schemas",
+    frames.LIST_DLQ: "topics",
+    frames.LIST_GROUPS: "groups",
+    frames.CLUSTER_STATUS: "nodes",
+    frames.CLUSTER_METADATA: "topics",
+}
+# ... unless a name is given: then the cell of that.
+NAMED: Final = frozenset({frames.LIST_SCHEMAS, frames.CLUSTER_METADATA})
+HERE: Final = frozenset(
+    {
+        frames.AUTH, frames.WHOAMI, frames.ROLE_LIST, frames.CLUSTER_JOIN, frames.CLUSTER_LEAVE, frames.USER_LIST, frames.USER_GET,
+        frames.ACL_GET, frames.ACL_LIST, frames.ACL_EXPLAIN, frames.KEY_LIST,
+    }
+)  # fmt: skip
+_CONFIGURED: Final = (
+    "users, keys, access rules and quotas of a broker with several cells are those of its configuration"
+)
+_AUDITED: Final = "each cell of this broker has an audit of its own"
+_USED: Final = "each cell of this broker counts by itself what users and tenants use"
+NOWHERE: Final = {
+    **dict.fromkeys(
+        (
+            frames.USER_CREATE, frames.USER_DELETE, frames.USER_UPDATE, frames.ACL_SET, frames.ACL_DELETE, frames.PASSWORD_CHANGE,
+            frames.KEY_CREATE, frames.KEY_REMOVE, frames.QUOTA_SET, frames.QUOTA_CLEAR,
+        ),
+        (_CONFIGURED, "change the configuration and send SIGHUP"),
+    ),
+    frames.QUOTA_LIST: (_USED, "see /metrics"),
+    **dict.fromkeys(
+        (frames.AUDIT_QUERY, frames.AUDIT_EXPORT, frames.AUDIT_QUERY_SDK, frames.AUDIT_EXPORT_SDK),
+        (_AUDITED, "read it with `quintet audit tail --data DATA/cell-0`, and so on for the others"),
+    ),
+}  # fmt: skip
+
+WITH_SCHEMA: Final = frozenset({frames.PRODUCE_WITH_SCHEMA, frames.PRODUCE_RECORDS})
+KERNEL_KIND: Final = 2
+NAME_BYTES: Final = 2  # of the length before a name
+_PARTITION_BYTES: Final = 4
+_SIZE_BYTES: Final = 4  # of the length before a record set
+_PRODUCER_BYTES: Final = 12  # of a producer's id and sequence
+_COMMIT_BYTES: Final = 16  # of partition, offset and generation
+INFLATED_BYTES_MAX: Final = frames.LARGE_BYTES  # of a compressed request: a larger one would hold up the loop
+TRANSACTIONS_MAX: Final = 1_000  # open ones of one connection
+ENDED_MAX: Final = 100  # of one connection, remembered because an end may be repeated
+SEPARATOR: Final = "|"  # between the ids of one transaction in each cell
+
+
+class _Transaction:
+    """One that this connection began: its id in each cell, and the cell that it is of."""
+
+    __slots__ = ("cell", "ids")
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+        self.cell: int | None = None
+
+
+class FlyRouter:
+    """See above. Remembers the last AUTH, for the sessions of other cells."""
+
+    def __init__(self, cells: CellMap, own: int, options: FlymqListener, session: "Session") -> None:
+        self._cells = cells
+        self._own = own
+        self._dialect = options.dialect
+        self._frame_bytes_max = options.frame_bytes_max
+        self._session = session
+        self._auth = b""
+        self._user = ""
+        self._transactions: dict[str, _Transaction] = {}
+        self._ended: dict[str, _Transaction] = {}
+        self.reached: set[int] = set()
+
+    needs_login = True
+
+    @property
+    def login(self) -> bytes:
+        """Nothing if somebody without a name tried to become somebody, and failed."""
+        return self._auth if self._session.principal_name == self._user else b""
+
+    def frame_end(self, view: memoryview | bytes, position: int) -> int:
+        left = len(view) - position
+        if left < frames.HEADER_BYTES:
+            wrong = (left > 0 and view[position] != frames.MAGIC) or (left > 1 and view[position + 1] != frames.VERSION)
+            return len(view) if wrong else position
+        magic, version, _, _, length = frames.HEADER.unpack_from(view, position)
+        if magic != frames.MAGIC or version != frames.VERSION or length > self._frame_bytes_max:
+            return len(view)
+        end = position + frames.HEADER_BYTES + int(length)
+        return end if end <= len(view) else position
+
+    def note(self, frame: memoryview) -> None:
+        if len(frame) > frames.HEADER_BYTES and frame[2] == frames.AUTH:
+            try:
+                ask = codec.decode_request(frames.OPERATIONS[frames.AUTH], frame[frames.HEADER_BYTES :])
+            except QuintetError:
+                return
+            self._auth, self._user = bytes(frame), ask["user"]
+
+    def run(self, view: memoryview, position: int, now: int) -> Run:
+        """Requests whose name decides may stand behind each other; any other is alone."""
+        cells = self._cells
+        if cells.by_hash:
+            found, end = kernel.cell_run(
+                KERNEL_KIND, view, position, self._frame_bytes_max, cells.count, self._own, cells.suffix, b""
+            )
+            if end > position:
+                return Run(found, end)
+        at, chosen = position, -1
+        while at < len(view):
+            end = self.frame_end(view, at)
+            if end == at:
+                break
+            cell = self._quickly(view, at, end)
+            if cell is None:
+                return Run(chosen, at) if at > position else self._one(view, at, end)
+            if at > position and cell != chosen:
+                break
+            chosen, at = cell, end
+        return Run(chosen, at)
+
+    def _quickly(self, view: memoryview, at: int, end: int) -> int | None:
+        """The cell of a request that begins with a name and has nothing else to be looked at."""
+        start = at + frames.HEADER_BYTES
+        code, flags = view[at + 2], view[at + 3]
+        if code not in BY_NAME or flags & frames.COMPRESSION_MASK or code == frames.PRODUCE_WITH_SCHEMA:
+            return None
+        size = view[start] << 8 | view[start + 1] if start + NAME_BYTES <= end else 0
+        behind = start + NAME_BYTES + size
+        if not size or behind > end:
+            return self._own
+        if (code == frames.PRODUCE_RECORDS and _says_more(view, behind, end)) or (
+            code == frames.COMMIT and _in_transaction(view, behind, end)
+        ):
+            return None
+        return self._cells.cell_of(bytes(view[start + NAME_BYTES : behind]))
+
+    def _one(self, view: memoryview, at: int, end: int) -> Run:
+        if end - at < frames.HEADER_BYTES or view[at] != frames.MAGIC:
+            return Run(self._own, end)
+        _, _, code, flags, length = frames.HEADER.unpack_from(view, at)
+        operation = frames.OPERATIONS.get(code)
+        if operation is None or at + frames.HEADER_BYTES + length != end:
+            return Run(self._own, end)
+        payload: bytes | memoryview = view[at + frames.HEADER_BYTES : end]
+        try:
+            compression = (flags & frames.COMPRESSION_MASK) >> frames.COMPRESSION_SHIFT
+            if compression:
+                payload = codec.inflate(compression, payload, INFLATED_BYTES_MAX)
+            return self._choose(operation, code, flags, payload, bytes(view[at:end]), end)
+        except QuintetError as error:
+            return Run(REFUSED, end, errors.to_frame(error, self._dialect))
+
+    def _choose(
+        self, operation: frames.Operation, code: int, flags: int, payload: bytes | memoryview, frame: bytes, end: int
+    ) -> Run:
+        if code in NOWHERE:
+            what, hint = NOWHERE[code]
+            raise OtherCell(f"{operation.name}: {what}", hint=hint)
+        if code in HERE:
+            if code == frames.AUTH:
+                self.note(memoryview(frame))
+            return Run(self._own, end)
+        ask = codec.decode_request(operation, payload)
+        plain = frames.HEADER.pack(frames.MAGIC, frames.VERSION, code, frames.BINARY, len(payload)) + bytes(payload)
+        if code in EVERYWHERE:
+            if code in NAMED and ask.get("topic"):
+                return Run(self._cells.cell_of(ask["topic"].encode()), end)
+            return self._everywhere(operation, ask, plain, end)
+        if code in TRANSACTIONS or ask.get("txn_id"):
+            return self._transact(operation, ask, plain, end)
+        if code in GROUPS and not ask.get("topic"):
+            raise OtherCell(
+                f"{operation.name}: a group is in the cell of its topic", hint="name the topic of the group, too"
+            )
+        name = ask.get("topic") or ask.get("name") or ""
+        cell = self._cells.cell_of(name.encode())
+        schema = ask.get("schema") if code in WITH_SCHEMA else None
+        if isinstance(schema, str) and schema:
+            self._check_schema(schema, name, cell)
+        return Run(cell, end)
+
+    def _check_schema(self, schema: str, topic: str, cell: int) -> None:
+        """A schema is known in the cell of its name; the id of a version is NAME-vN, and belongs where the name does."""
+        names = {schema, schema.rpartition("-v")[0]} - {""}
+        if any(self._cells.cell_of(name.encode()) == cell for name in names):
+            return
+        raise OtherCell(
+            f"topic {topic!r} is in cell {cell} and schema {schema!r} in cell {self._cells.cell_of(schema.encode())}",
+            hint="register the schema by the name of its topic",
+        )
+
+    # -- every cell --------------------------------------------------------------------------------------------------
+
+    def _everywhere(self, operation: frames.Operation, ask: codec.Values, plain: bytes, end: int) -> Run:
+        asked = 0
+        if operation.code == frames.MATCH_TOPICS:
+            asked = ask["version"]
+            plain = _request(operation, {**ask, "version": 0})
+        each = dict.fromkeys(range(self._cells.count), plain)
+        return Run(EVERY, end, each=each, merge=partial(self._joined, operation, asked))
+
+    def _joined(self, operation: frames.Operation, asked: int, parts: Parts) -> bytes:
+        """One answer with the rows of all; the first error, if there is one."""
+        answers = []
+        for number in sorted(parts):
+            if parts[number][2] == frames.ERROR:
+                return parts[number]
+            answers.append(self._values(operation, parts[number]))
+        rows = EVERYWHERE[operation.code]
+        joined = dict(answers[0])
+        if operation.code == frames.CLUSTER_STATUS:
+            joined |= {name: sum(answer[name] for answer in answers) for name in ("topics", "partitions")}
+        else:
+            joined[rows] = [row for answer in answers for row in answer[rows]]
+        if operation.code in (frames.LIST_TOPICS, frames.MATCH_TOPICS):
+            joined[rows].sort()
+        if operation.code == frames.MATCH_TOPICS:
+            joined["version"] = sum(answer["version"] for answer in answers)
+            joined["changed"] = joined["version"] != asked
+            joined[rows] = joined[rows] if joined["changed"] else []
+        try:
+            return codec.encode_answer(operation, self._dialect, joined, 0)
+        except QuintetError as error:
+            return errors.to_frame(error, self._dialect)
+
+    def _values(self, operation: frames.Operation, frame: bytes) -> codec.Values:
+        return codec.answer_layout(operation, self._dialect).decode(memoryview(frame)[frames.HEADER_BYTES :])
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def _transact(self, operation: frames.Operation, ask: codec.Values, plain: bytes, end: int) -> Run:
+        if operation.code == frames.TXN_BEGIN:
+            if len(self._transactions) >= TRANSACTIONS_MAX:
+                raise BadRequest(
+                    f"more than {TRANSACTIONS_MAX} transactions on one connection", hint="end some of them"
+                )
+            each = dict.fromkeys(range(self._cells.count), plain)
+            return Run(EVERY, end, each=each, merge=partial(self._begun, operation))
+        id = ask["txn_id"]
+        found = self._transactions.get(id) or self._ended.get(id)
+        if found is None:
+            raise TransactionNotFound(
+                f"transaction {id!r} was not begun on this connection",
+                hint="in a broker with several cells it is used and ended where it was begun",
+            )
+        if operation.code in (frames.TXN_COMMIT, frames.TXN_ROLLBACK):
+            return self._end(operation, id, found, end)
+        cell = self._cells.cell_of(ask["topic"].encode())
+        if found.cell is None:
+            found.cell = cell
+        if found.cell != cell:
+            raise OtherCell(
+                f"topic {ask['topic']!r} is in cell {cell}, and this transaction is of cell {found.cell}: one of two cells "
+                "could not be atomic",
+                hint="use topics of one cell, as --place can arrange it",
+            )
+        return Run(cell, end, _request(operation, {**ask, "txn_id": found.ids[cell]}))
+
+    def _begun(self, operation: frames.Operation, parts: Parts) -> bytes:
+        ids = []
+        for number in sorted(parts):
+            if parts[number][2] == frames.ERROR:
+                return parts[number]  # those that were begun end by their time
+            ids.append(self._values(operation, parts[number])["txn_id"])
+        id = SEPARATOR.join(ids)
+        self._transactions[id] = _Transaction(ids)
+        return codec.encode_answer(operation, self._dialect, {"txn_id": id, "success": True}, 0)
+
+    def _end(self, operation: frames.Operation, id: str, found: _Transaction, end: int) -> Run:
+        """The answer is that of its cell. It is remembered for a while: an end may be repeated."""
+        cell = found.cell or 0
+        undo = frames.OPERATIONS[frames.TXN_ROLLBACK]
+        each = {
+            number: _request(operation if number == cell else undo, {"txn_id": found.ids[number]})
+            for number in range(self._cells.count)
+        }
+        return Run(EVERY, end, each=each, merge=partial(self._told_end, operation, id, cell))
+
+    def _told_end(self, operation: frames.Operation, id: str, cell: int, parts: Parts) -> bytes:
+        answer = parts[cell]
+        found = self._transactions.pop(id, None)
+        if found is not None:
+            self._ended[id] = found
+            if len(self._ended) > ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
+        if answer[2] == frames.ERROR:
+            return answer
+        return codec.encode_answer(operation, self._dialect, {**self._values(operation, answer), "txn_id": id}, 0)
+
+
+def _says_more(view: memoryview, at: int, end: int) -> bool:
+    """Does a PRODUCE_RECORDS have fields behind the idempotent producer's? `at` is behind its topic."""
+    at += _PARTITION_BYTES
+    if at + _SIZE_BYTES > end:
+        return False
+    return end - at - _SIZE_BYTES - int.from_bytes(view[at : at + _SIZE_BYTES], "big") > _PRODUCER_BYTES
+
+
+def _in_transaction(view: memoryview, at: int, end: int) -> bool:
+    """Does a COMMIT have fields behind the generation? `at` is behind its topic."""
+    if at + NAME_BYTES > end:
+        return False
+    group = view[at] << 8 | view[at + 1]
+    return end - at - NAME_BYTES - group > _COMMIT_BYTES
+
+
+def _request(operation: frames.Operation, values: codec.Values) -> bytes:
+    """A request of these fields, in the first of its layouts."""
+    body = codec.layout(operation.asks[0]).encode(values)
+    return frames.HEADER.pack(frames.MAGIC, frames.VERSION, operation.code, frames.BINARY, len(body)) + body
