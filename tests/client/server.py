@@ -25,9 +25,11 @@ PORT_WAIT_S = 0.5
 class Server:
     """`quintet serve --dev` with its own data folder."""
 
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, str], cells: int = 0) -> None:
+        """cells: so many processes, 0 a broker without cells. QUINTET_TEST_CELLS in the environment runs any test so."""
         self.folder = folder
         self.settings = settings
+        self.cells = cells or int(os.environ.get("QUINTET_TEST_CELLS", "0"))
         self.port = 0
         self.console = ""  # its address
         self.ports = {door.name: 0 for door in DOORS} | {"flight": 0, "console": 0, "admin": 0}
@@ -61,7 +63,8 @@ class Server:
 
     @property
     def felix(self) -> str:
-        return f"felix://:dev-key@127.0.0.1:{self.ports['felix']}?ca={self.folder / 'data' / 'tls' / CERTIFICATE_NAME}"
+        data = self.folder / "data" / ("cell-0" if self.cells else "")
+        return f"felix://:dev-key@127.0.0.1:{self.ports['felix']}?ca={data / 'tls' / CERTIFICATE_NAME}"
 
     @property
     def peerbus(self) -> str:
@@ -92,7 +95,7 @@ class Server:
         }
         with (self.folder / "server.log").open("ab") as log:
             self._process = forks.start(
-                ["serve", "--dev", "--data", str(self.folder / "data"), "--print-ready"],
+                ["serve", "--dev", "--data", str(self.folder / "data"), "--print-ready", *self._cells()],
                 env={**os.environ, **ports, **self.settings},
                 cwd=self.folder,
                 stderr=log,
@@ -110,6 +113,14 @@ class Server:
         self.port = self.ports["blipmq"]
         self.console = str(listeners.get("console", ""))
         return True
+
+    def _cells(self) -> list[str]:
+        return ["--cells", str(self.cells)] if self.cells else []
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker was started"
+        return self._process.pid
 
     def kill(self) -> None:
         """As in a power cut for the process: no goodbye on any connection but the kernel's."""
@@ -148,8 +159,15 @@ class Server:
 @contextmanager
 def running(**settings: str) -> Iterator[Server]:
     """A broker of one's own, gone at the end. Settings are environment variables."""
+    with running_cells(0, settings) as server:
+        yield server
+
+
+@contextmanager
+def running_cells(cells: int, settings: dict[str, str] | None = None) -> Iterator[Server]:
+    """The same of so many cells."""
     with tempfile.TemporaryDirectory(prefix="quintet-client-") as folder:
-        server = Server(Path(folder), settings)
+        server = Server(Path(folder), settings or {}, cells)
         try:
             server.start()
             yield server

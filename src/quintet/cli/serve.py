@@ -3,9 +3,15 @@
 import gc
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from quintet.config import Settings
+    from quintet.config.renaming import OldName
 
 
 @click.command()
@@ -23,13 +29,33 @@ import click
 @click.option(
     "--print-ready", is_flag=True, help="Print one JSON line on stdout when every listener accepts connections."
 )
-def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: bool) -> None:
+@click.option(
+    "--cells",
+    type=click.IntRange(2, 64),
+    help="Run so many cells, each a process with its share of the topics, at the same addresses.",
+)
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    metavar="PREFIX=CELL",
+    help="With --cells, when the folder is made: topics whose names begin so belong to that cell. May be repeated.",
+)
+def serve(
+    config_file: Path | None,
+    data: Path | None,
+    dev: bool,
+    print_ready: bool,
+    cells: int | None,
+    places: tuple[str, ...],
+) -> None:
     """Run the broker.
 
     \b
     quintet serve --dev                              to try it: loopback only, fixed credentials
     quintet serve --config /etc/quintet.toml         with a configuration
     QUINTET_LISTENERS__BLIPMQ__PORT=0 quintet serve --dev --print-ready
+    quintet serve --config /etc/quintet.toml --cells 4     on four cores; what that means is in docs/CELLS.md
 
     Environment variables QUINTET_SECTION__KEY override the file, flags override both. SIGTERM drains and stops;
     SIGHUP reloads certificates and credentials. QUINTET_TELEMETRY__ENDPOINT=http://HOST:4318 exports spans of sampled messages.
@@ -41,6 +67,11 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
     flags = {"data": data, "dev": dev or None}
     old_names: list[OldName] = []  # the log is not open before the configuration is read
     settings = Settings.load(config_file, os.environ, flags, old_names.append)
+
+    if cells is not None:
+        sys.exit(_serve_cells(config_file, flags, settings, old_names, print_ready, cells, places))
+    if places:
+        raise click.UsageError("--place is of no use without --cells")
 
     from quintet import server
 
@@ -54,6 +85,31 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
         return Settings.load(config_file, os.environ, flags, server.warn_of_old_name)
 
     sys.exit(server.serve(settings, print_ready=print_ready, reload=reload, old_names=old_names, make=make))
+
+
+def _serve_cells(
+    config_file: "Path | None",
+    flags: "Mapping[str, object]",
+    settings: "Settings",
+    old_names: "list[OldName]",
+    print_ready: bool,
+    cells: int,
+    places: tuple[str, ...],
+) -> int:
+    from quintet import server
+    from quintet.cells.supervisor import serve_cells  # late: who has one cell does not load it
+    from quintet.config import Settings
+    from quintet.model.cells import parse_place
+    from quintet.model.errors import ConfigError
+
+    def load(more: "dict[str, object]") -> "Settings":
+        return Settings.load(config_file, os.environ, {**flags, **more}, server.warn_of_old_name)
+
+    try:
+        named = [parse_place(text) for text in places]
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    return serve_cells(settings, load, cells, named, print_ready=print_ready, old_names=old_names)
 
 
 def _load_quickly() -> None:
