@@ -74,7 +74,7 @@ class Host:
 
     def end(self) -> tuple[int, bytes, bytes]:
         out, err = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, out, err
+        return self.process.wait(), out, err
 
 
 @pytest.fixture(autouse=True)

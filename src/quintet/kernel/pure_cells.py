@@ -4,7 +4,7 @@ from typing import Final
 
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import view_of
-from quintet.kernel.pure_fly import fnv1a
+from quintet.kernel.pure_crc import fnv1a
 
 BLIP_1: Final = 0
 BLIP_2: Final = 1
