@@ -1,6 +1,6 @@
 """Native and pure must be one kernel: byte-identical results, or both refuse, on valid, mutated and random input.
 
-The environment variable QUINTET_DIFF_CASES multiplies the number of cases. The seed is fixed and named in a failure.
+The seed is fixed and named in a failure. `make campaign` sees more (QUINTET_TEST_LONG), and QUINTET_DIFF_CASES multiplies either.
 """
 
 import os
@@ -18,8 +18,10 @@ from quintet.kernel import pure
 from tests.kernel import generate
 from tests.kernel.frames import native_twin
 
-CASES = 5000 * int(os.environ.get("QUINTET_DIFF_CASES", "1"))
-EXAMPLES = 300 * int(os.environ.get("QUINTET_DIFF_CASES", "1"))
+LONG = bool(os.environ.get("QUINTET_TEST_LONG"))
+TIMES = int(os.environ.get("QUINTET_DIFF_CASES", "1"))
+CASES = (10_000 if LONG else 1_000) * TIMES
+EXAMPLES = (2_000 if LONG else 100) * TIMES
 SEED = 20261115
 NOW = 100
 MAX_FRAME = 1 << 20

@@ -149,10 +149,10 @@ class TestFelix:
         half = unacked(DEMO, bytes(CEILING // 2))
         items = split(k, half * 2 + unacked(DEMO, b"") + unacked(DEMO, b"x"), CEILING)[0]
         assert [(item[3], len(item[2]) > CEILING) for item in items] == [(3, True), (1, False)]
-        many = unacked(DEMO, *[b""] * (MAX_RECORDS - 1))
+        many = frame(0x0001, DEMO + struct.pack(">I", MAX_RECORDS - 1) + bytes(4 * (MAX_RECORDS - 1)))  # empty values
         items = split(k, many + unacked(DEMO, b"") + unacked(DEMO, b""), CEILING)[0]
         assert [item[3] for item in items] == [MAX_RECORDS, 1]
-        over = unacked(DEMO, *[b""] * (MAX_RECORDS + 1))
+        over = frame(0x0001, DEMO + struct.pack(">I", MAX_RECORDS + 1) + bytes(4 * (MAX_RECORDS + 1)))
         assert split(k, over, CEILING) == ([(2, 6, -1)], len(over), 0)
 
     # -- what is wrong ------------------------------------------------------------------------------------------------
