@@ -6,6 +6,7 @@ bounds of what is remembered. A producer here sends as a client does: it repeats
 
 import contextlib
 import errno
+import os
 from collections import Counter
 from random import Random
 
@@ -26,6 +27,8 @@ from tests.protocols.flymq.helpers import (
     power_cut,
     request,
 )
+
+SEEDS = 20 if os.environ.get("QUINTET_TEST_LONG") else 2  # of what a crash keeps, for every disk call
 
 
 def numbered(sequence: int, id: int = 77, topic: str = "t", partition: int = 0) -> bytes:
@@ -284,12 +287,12 @@ def test_power_lost_at_every_disk_call(first_step_done: bool) -> None:
     total = sim.disk.total_calls - before
     assert total > 10 and [len(p.acked) for p in people] == [12, 12]
     for at in range(1, total + 1):
-        for seed in range(4):
+        for seed in range(SEEDS):
             sim, client, people = prepared(first_step_done)
             sim.disk.stop_at = sim.disk.total_calls + at
             with contextlib.suppress(QuintetError, OSError, AssertionError):
                 story(client, people, 4, Random(9))
-            power_cut(sim, at * 4 + seed)
+            power_cut(sim, at * SEEDS + seed)
             client = Client(sim, "admin")
             for producer in people:
                 assert producer.send(client, 14, Random(at)) == [], f"cut at {at} of {total}, seed {seed}"
