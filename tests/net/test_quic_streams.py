@@ -63,6 +63,23 @@ async def test_single_bytes_and_a_frame_larger_than_the_window(tmp_path: Path) -
         assert seen.sessions[0].stream._rest == b"", "an idle stream keeps no buffer"
 
 
+async def test_a_session_may_answer_a_whole_read_by_itself(tmp_path: Path) -> None:
+    """Not if a part of a frame is kept, or the peer ended its side; what it does not answer is received."""
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        session: Any = seen.sessions[0]
+        session.quick = lambda data, now: b"quick " + data if data.endswith(b"!\n") else b""
+        for said, heard in ((b"one!\n", b"quick one!\n"), (b"two\n", b"two\n"), (b"three!\n", b"quick three!\n")):
+            peer.send(stream, said)
+            await peer.answer(stream, heard)
+        peer.send(stream, b"half")
+        await until(lambda: session.stream._rest)
+        peer.send(stream, b"way!\n")
+        await peer.answer(stream, b"halfway!\n")
+        peer.send(stream, b"last!\n", end=True)
+        await peer.answer(stream, b"last!\nend\n")
+
+
 async def test_a_quiet_peer_is_kept_and_one_that_vanished_is_not(tmp_path: Path) -> None:
     """Neither sends keep-alives: a subscriber that only waits for messages does not, either."""
     async with (

@@ -28,8 +28,9 @@ What a session owes beside its methods, and is owed:
     the end     `closing` is drained and then shuts the transport; `closed` comes exactly once, also after a fault, and leaves every
                 subscription (`broker.leave`, or `detach`). After it no callback enters the session.
 
-Two members are read only where a session has them: `quick_ack` (the peer waits for the acknowledgement of TCP itself) and `making`
-(SessionConnection.claim).
+Three members are read only where a session has them: `quick_ack` (the peer waits for the acknowledgement of TCP itself), `making`
+(SessionConnection.claim), and over QUIC `quick`: None, or what answers a whole read in one call, (bytes, now) to the answer. It gives
+nothing if `receive` has to take the read; what it answers owes nothing, waits for nothing and leaves nothing.
 """
 
 from collections import deque

@@ -7,7 +7,7 @@ import pytest
 from quintet.broker.core import BrokerOptions
 from quintet.broker.sections import CacheSection
 from quintet.protocols.felix import codec, frames
-from tests.protocols.felix.helpers import OURS, PLAIN, PRIMARY, SECOND, FelixSim, Stream, token
+from tests.protocols.felix.helpers import OURS, PLAIN, PRIMARY, SECOND, FelixSim, Stream, batch, token
 
 CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}
 
@@ -46,6 +46,36 @@ def test_a_put_is_answered_when_it_is_durable_and_survives(sim: FelixSim) -> Non
     assert [said.request_id for said in stream.said()] == [1]
     sim.restart()
     assert sim.connect().auth(flags=PLAIN).ask(get("k")) == [value("k", b"v")]
+
+
+def test_reads_of_gets_are_answered_in_one_call_and_counted(sim: FelixSim) -> None:
+    stream, caches = sim.connect().auth(flags=PLAIN), sim.broker.caches
+    stream.ask(put("k", b"v"))
+    asked = [get("k", request_id=1), get("none", request_id=2)]
+    for number in range(4):
+        assert stream.ask(*asked) == [value("k", b"v", request_id=1), value("none", None, request_id=2)]
+        assert (caches.hits, caches.misses) == (number + 1, number + 1)
+    assert stream.quick_answers == 2, "the first get finds the cache, the next read is nothing but gets"
+    # A put among them, and a publish, are for others to see.
+    assert stream.ask(get("k"), put("k", b"w"), get("k")) == [value("k", b"v"), codec.Ok(), value("k", b"w")]
+    assert stream.quick_answers == 2 and stream.felix.quick is None
+    stream.ask(batch(b"published"))
+    for _ in range(3):
+        assert stream.ask(get("k")) == [value("k", b"w")]
+    assert stream.quick_answers == 2, "who publishes may have to wait for the topic"
+
+
+def test_a_get_that_is_answered_in_one_call_asks_for_rights_again(sim: FelixSim) -> None:
+    stream = sim.connect().auth(flags=PLAIN)
+    stream.ask(put("k", b"v"))
+    for _ in range(3):
+        assert stream.ask(get("k")) == [value("k", b"v")]
+    quick = stream.felix.quick
+    assert quick is not None and quick(codec.encode(get("k")), sim.scheduler.now())
+    sim.broker.access.epoch += 1
+    assert not quick(codec.encode(get("k")), sim.scheduler.now()), "rights changed: the session has to look again"
+    assert stream.ask(get("k")) == [value("k", b"v")]
+    assert stream.felix.quick is None, "the caches it may read were forgotten with the old rights"
 
 
 def test_answers_without_an_id_keep_their_order(sim: FelixSim) -> None:

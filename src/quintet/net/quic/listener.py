@@ -491,7 +491,8 @@ class QuicListener:
     def touch(self, writer: Writer) -> None:
         """It has output, or an end, for the endpoint."""
         self._touched[writer] = None
-        self._flush_soon()
+        if not self._soon:
+            self._flush_soon()
 
     def shut_later(self, connection: QuicConnection) -> None:
         self._to_shut.append(connection)

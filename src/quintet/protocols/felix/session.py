@@ -73,8 +73,8 @@ class FelixSession(ConsumerRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_deadline", "_epoch", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_request", "_state", "_targets", "_tenant",
-        "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
+        "_deadline", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_request", "_state", "_targets", "_tenant",
+        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +119,9 @@ class FelixSession(ConsumerRequests):
         self.operation = ""
         self._request: Id = None  # of that request
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
+        self.quick: Callable[[bytes, int], bytes] | None = (
+            None  # for a read like the last one, which was nothing but gets
+        )
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class FelixSession(ConsumerRequests):
         return self._stopped
 
     def receive(self, view: memoryview, now: int) -> int:
-        self._stopped, self._made = False, 0
+        self._stopped, self._made, self.quick = False, 0, None
         self._behind = self._behind if self._replies.waiting else 0
         position = self._first(view, now) if self._state is FRESH else 0
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
@@ -233,6 +236,7 @@ class FelixSession(ConsumerRequests):
 
     def _leave(self, reason: str) -> None:
         """Take nothing more, and end when all that is owed is said. The first reason is the one that is told."""
+        self.quick = None
         if self._leaving is None:
             self._leaving = reason
 
