@@ -3,15 +3,19 @@ appears after a read is found by the next one."""
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from quintet import kernel
-from quintet.log.base import TopicSpec
+from quintet.broker.topics.reads import row_at
+from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.files.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.embedded.files.reader import READ_BYTES_MAX
+from quintet.log.embedded.files.recent import BYTES_MAX, RecentBatches
 from quintet.model import limits
+from quintet.model.batch import RecordBatch, length_of
 from tests.log.support import PARTITION, TOPIC, Harness
 
 
@@ -133,3 +137,98 @@ def test_a_compacted_file_is_not_read_by_what_was_known_of_the_old_one() -> None
     assert len(after) < len(before)
     assert set(after) <= set(before)
     assert "corrupt_range" not in harness.kinds()
+
+
+# -- one record --------------------------------------------------------------------------------------------------------
+
+
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes whose checksums are looked at from now on."""
+    found: list[int] = []
+    check, walk = kernel.check, kernel.walk
+
+    def counted_check(data: bytes, start: int, seed: int) -> int:
+        found.append(check(data, start, seed))
+        return found[-1]
+
+    def counted_walk(data: bytes, start: int, stop: int, seed: int, verify: bool) -> Any:
+        found.extend([stop - start] if verify else [])
+        return walk(data, start, stop, seed, verify)
+
+    monkeypatch.setattr(kernel, "check", counted_check)
+    monkeypatch.setattr(kernel, "walk", counted_walk)
+    return found
+
+
+def single(harness: Harness, partition: Partition, offset: int) -> bytes | None:
+    """The value at this offset, asked for alone."""
+    batches = partition.read(offset, 1)
+    row = row_at(harness.fetch(partition, offset, 1) if batches is None else batches, offset)
+    return None if row is None else row[3]
+
+
+def test_a_record_read_alone_has_its_own_batch_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = sim(True)
+    partition = harness.open()
+    values = [[b"%d of %d" % (row, number) for row in range(1_000)] for number in range(20)]
+    for batch in values:
+        harness.append(partition, list(batch))
+        harness.scheduler.run_until_idle()
+    harness.cold(partition)
+    found = checked(monkeypatch)
+    for number in (13, 2, 19):
+        del found[:]
+        for row in (0, 500, 999):
+            assert single(harness, partition, 1_000 * number + row) == values[number][row]
+        assert len(found) == 1 and found[0] < 40_000, "one batch, and not what is around it"
+    del found[:]
+    harness.fetch(partition, 13_000, 1 << 20)
+    assert sum(found) > 100_000, "the control: a read of many is checked whole"
+
+
+def test_rot_is_found_by_who_asks_for_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rotten beside it is in nobody's way, and is told when it is asked for."""
+    harness = sim(True)
+    partition = harness.open()
+    rows = harness.write(partition, 20, size=900)
+    harness.cold(partition)
+    path = f"{PARTITION}/{0:020d}.seg"
+    data = bytearray(harness.sim.read_file(path) or b"")
+    data[data.index(rows[7][2] or b"") + 5] ^= 4
+    harness.sim.damage(path, bytes(data))
+    assert single(harness, partition, 8) == rows[8][2] and harness.kinds() == []
+    with monkeypatch.context() as sabotaged:  # control: without its check the rot is served
+        sabotaged.setattr(kernel, "check", lambda data, start, seed: length_of(data, start))
+        assert single(harness, partition, 7) not in (None, rows[7][2])
+    harness.log._shared.read_buffers.recent = RecentBatches()
+    assert single(harness, partition, 7) is None and "corrupt_range" in harness.kinds()
+
+
+def test_what_was_read_alone_goes_with_its_segment() -> None:
+    harness = sim(True)
+    partition = harness.open(TopicSpec(TOPIC, "t", segment_bytes=limits.MIB, retention_bytes=limits.MIB))
+    rows = harness.write(partition, 4, size=300 * limits.KIB)
+    harness.cold(partition)
+    assert single(harness, partition, 0) == rows[0][2]
+    more = harness.write(partition, 8, size=300 * limits.KIB, seed=2)
+    harness.cold(partition)
+    for _ in range(3):
+        harness.tick(60_000_000)
+    assert partition.start > 0, "retention took the first segment"
+    assert single(harness, partition, 0) is None
+    assert single(harness, partition, partition.visible - 1) == more[-1][2]
+
+
+def test_batches_that_were_read_alone_are_few() -> None:
+    recent = RecentBatches()
+    batch = RecordBatch(kernel.build([bytes(100_000)]))
+    for number in range(1_000):
+        recent.keep((f"/{number}", 0, 1), batch)
+        assert recent.bytes == len(recent) * batch.length <= BYTES_MAX
+    assert 0 < len(recent) < 100
+    assert recent.find(("/999", 0, 1), 0) is batch
+    assert recent.find(("/999", 0, 2), 0) is None, "another seed: it was compacted"
+    assert recent.find(("/999", 0, 1), 1) is None and recent.find(("/0", 0, 1), 0) is None
+    large = RecordBatch(kernel.build([bytes(BYTES_MAX // 2)]))
+    recent.keep(("/large", 0, 1), large)
+    assert recent.find(("/large", 0, 1), 0) is None

@@ -15,7 +15,8 @@ from quintet.log.base import Partition
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import OffsetNotFound
 
-READ_BYTES: Final = 1 << 20  # asked of the log at a time
+READ_BYTES: Final = 1 << 20  # asked of the log at a time ...
+RECORD_BYTES: Final = 1 << 10  # ... but first no more than this for each record that is wanted
 SCAN_RECORDS_MAX: Final = 1_000  # looked at by one filtered fetch
 SCAN_BYTES_MAX: Final = 4 << 20  # the same in bytes; a filter that costs more looks at less
 FETCH_BATCHES_MAX: Final = 5_000  # of one fetch: about 1 us each, however small they are
@@ -49,15 +50,17 @@ async def fetch(partition: Partition, offset: int, max_records: int, max_bytes: 
     the caller cuts. Past the end there are none; below the start it goes on at the start."""
     offset, visible = max(offset, partition.start), partition.visible  # what comes later is for the next call
     found: list[RecordBatch] = []
+    asked = RECORD_BYTES * max_records  # for one record that is the batch it is in, and no more
     while offset < visible and max_records > 0 and max_bytes > 0:
         try:
-            batches = await read_from(partition, offset, min(max_bytes, READ_BYTES))
+            batches = await read_from(partition, offset, min(max_bytes, asked, READ_BYTES))
         except Exception:
             if not found:
                 raise
             break
         if not batches:  # nothing sound is left up to the end
             break
+        asked = READ_BYTES  # they are larger than that
         for batch in batches:
             found.append(batch)
             max_records -= batch.count - batch.index_of(offset)

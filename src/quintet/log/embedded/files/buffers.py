@@ -13,6 +13,7 @@ Used by several disk threads at a time: every step is one atomic operation of a 
 from collections import deque
 from typing import Final
 
+from quintet.log.embedded.files.recent import RecentBatches
 from quintet.model import limits
 
 SLACK_BYTES: Final = limits.INDEX_EVERY_BYTES  # beside what was asked for: from the index entry to the batch
@@ -29,9 +30,10 @@ _KEPT: Final = (
 class ReadBuffers:
     """A pool without accounts: `take` a buffer, fill it, make views, `give` it back."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_kept", "recent")
 
     def __init__(self) -> None:
+        self.recent = RecentBatches()  # of the loop thread alone
         self._kept: tuple[tuple[int, deque[bytearray]], ...] = tuple((size, deque(maxlen=n)) for size, n in _KEPT)
 
     def take(self, size: int) -> bytearray:

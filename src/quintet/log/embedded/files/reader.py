@@ -33,6 +33,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
 READ_WINDOW_BYTES: Final = limits.MIB
+SINGLE_BYTES_MAX: Final = limits.KIB  # who asks for no more than this wants one batch
 WARM_BYTES_MAX: Final = limits.MIB  # read at once on the loop thread: about 150 us; more goes to a disk thread
 READ_BYTES_MAX: Final = 32 * limits.MIB  # handed out by one read, a larger single batch excepted
 
@@ -118,6 +119,38 @@ def read_warm(disk: Disk, buffers: ReadBuffers, view: View, offset: int, max_byt
         disk.close(handle)
         buffers.give(buffer)
     return found.batches
+
+
+def read_one(disk: Disk, buffers: ReadBuffers, view: View, offset: int) -> RecordBatch | None:
+    """A copy of the batch that holds this offset, if nothing has to be waited for. None if it has to, or if anything is unusual.
+
+    Of the batches before it, from the entry of the index on, only headers are looked at: where each ends, and that the next one goes
+    on there. The batch itself is checked whole, and its header says that it holds the offset."""
+    around = None if view.index is None or view.seed == 0 else view.index.around(offset)
+    if around is None:
+        return None
+    expected, start, following = around
+    wanted = (view.end if following is None else min(following, view.end)) - start
+    if not 0 < wanted <= WARM_BYTES_MAX + SLACK_BYTES:
+        return None
+    try:
+        handle = disk.open(view.segment.path)
+    except OSError:
+        return None
+    buffer = buffers.take(wanted)
+    try:
+        with memoryview(buffer) as room, room[:wanted] as part:
+            if not disk.pread_warm(handle, part, start):
+                return None
+            entries = continuous(buffer, kernel.walk(buffer, 0, wanted, view.seed, False)[0], expected)[0]
+            for position, length, base, span, _ in entries:
+                if base <= offset < base + span:
+                    sound = kernel.check(buffer, position, view.seed) == length
+                    return RecordBatch(bytes(part[position : position + length])) if sound else None
+    finally:
+        disk.close(handle)
+        buffers.give(buffer)
+    return None
 
 
 def _read_segment(

@@ -230,6 +230,14 @@ class Index:
         at = bisect_right(self.bases, offset) - 1
         return (self.bases[at], self.positions[at]) if at >= 0 else None
 
+    def around(self, offset: int) -> tuple[int, int, int | None] | None:
+        """(base_offset, position) of that entry, and the position of the next one: whole batches are between them. None for the
+        last entry: they go on to the end."""
+        at = bisect_right(self.bases, offset) - 1
+        if at < 0:
+            return None
+        return self.bases[at], self.positions[at], self.positions[at + 1] if at + 1 < len(self.positions) else None
+
     def offset_at(self, timestamp: int) -> int | None:
         """A lower bound for the first offset with this time or a later one; None if all are earlier."""
         for base, time in zip(self.bases, self.times, strict=False):

@@ -11,6 +11,7 @@ from typing import Final
 
 from quintet.log.base import Fetched, SegmentFile
 from quintet.log.embedded.files import reader
+from quintet.log.embedded.files.recent import Place
 from quintet.log.embedded.files.segment import HEADER_BYTES, Segment, adopt_index
 from quintet.log.embedded.partitions.shared import Shared, TailCache
 from quintet.model import limits
@@ -52,7 +53,14 @@ class ReadablePartition:
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
         if offset >= self._visible:
             return []
-        return self.cache.read(offset, max_bytes)
+        found = self.cache.read(offset, max_bytes)
+        if found is None and max_bytes <= reader.SINGLE_BYTES_MAX and self.segments:
+            batch = self._shared.read_buffers.recent.find(_place_of(self._segment_of(offset)), offset)
+            return None if batch is None else [batch]
+        return found
+
+    def _segment_of(self, offset: int) -> Segment:
+        return self.segments[max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)]
 
     def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
         offset = max(offset, self.start)
@@ -62,6 +70,13 @@ class ReadablePartition:
         self._shared.stats["fetches"] += 1
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         shared = self._shared
+        if max_bytes <= reader.SINGLE_BYTES_MAX:
+            segment = self.segments[first]
+            batch = reader.read_one(shared.disk, shared.read_buffers, reader.View(segment), offset)
+            if batch is not None:
+                shared.read_buffers.recent.keep(_place_of(segment), batch)
+                shared.scheduler.soon(partial(done, [batch], None))
+                return
         if max_bytes <= reader.WARM_BYTES_MAX:
             view = reader.View(self.segments[first])
             batches = reader.read_warm(shared.disk, shared.read_buffers, view, offset, max_bytes)
@@ -141,6 +156,10 @@ class ReadablePartition:
         if result.damages:
             self._shared.quarantine(result.damages)
         done(result.batches, None)
+
+
+def _place_of(segment: Segment) -> Place:
+    return segment.path, segment.base, segment.seed
 
 
 def _base_of(segment: Segment) -> int:
