@@ -177,45 +177,43 @@ class Connection(asyncio.BufferedProtocol):
         return view if self.meter is None else view[: self.meter.read_bytes_max]
 
     def buffer_updated(self, nbytes: int) -> None:
-        turns = self._turns
+        turns, listener, session, flow = self._turns, self._listener, self._session, self._flow
         turns.reads += 1
         began = turns.begin()
         if turns.reads & SKIPPED == 1 and not self._asked_at:  # a call of its own would be half of the cost
             self._asked_at = turns.began
         try:
-            self._read(nbytes)
+            self.bytes_in += nbytes
+            if self.meter is not None:
+                self._wait(self.meter.received(nbytes, listener.monotonic()))
+            if self._large is not None:
+                self._large_used = size = self._large_used + nbytes
+                available = memoryview(self._large)[:size]
+            else:
+                available = listener.read_view[: len(self._rest) + nbytes]
+            if flow.held and session.holding:
+                self._keep(available)
+            else:
+                self._offer(available)
+            if self._transport is None or self._transport.is_closing():
+                return
+            if getattr(session, "quick_ack", False):
+                self._acknowledge()
+            if flow.held:
+                self._go_on_with_rest()
+            elif session.congestion():
+                listener.stalls += 1
+                self._stall(0)
         finally:
             if began:
-                turns.end(self._read)
+                turns.end(self.buffer_updated)
 
-    def _read(self, nbytes: int) -> None:
-        listener = self._listener
-        self.bytes_in += nbytes
-        if self.meter is not None:
-            self._wait(self.meter.received(nbytes, listener.monotonic()))
-        if self._large is not None:
-            self._large_used = size = self._large_used + nbytes
-            available = memoryview(self._large)[:size]
-        else:
-            available = listener.read_view[: len(self._rest) + nbytes]
-        session = self._session
-        flow = self._flow
-        if flow.held and session.holding:
-            self._keep(available)
-        else:
-            self._offer(available)
-        if self._transport is None or self._transport.is_closing():
-            return
-        if getattr(session, "quick_ack", False):
-            self._acknowledge()
-        if flow.held:
-            if session.stopped or self._large is not None or len(self._rest) > HELD_BYTES_MAX:
-                flow.ahead = False
-                self._pause_or_read()
-            self._let_go()
-        elif session.congestion():
-            listener.stalls += 1
-            self._stall(0)
+    def _go_on_with_rest(self) -> None:
+        """The session left something: offer it again if that can be now; until then little more is read."""
+        if self._session.stopped or self._large is not None or len(self._rest) > HELD_BYTES_MAX:
+            self._flow.ahead = False
+            self._pause_or_read()
+        self._let_go()
 
     def _offer(self, available: memoryview) -> bool:
         """Give the session what it has not consumed, keep what it leaves, end the turn if this is the only read of the pass, and

@@ -211,7 +211,7 @@ class Turns:
                     call()
                 except Exception as error:
                     self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
-                if self.over():
+                if (number < len(calls) or self._calls) and self.over():
                     self._calls[:0] = calls[number:]
                     rounds = 0
                     break
