@@ -17,6 +17,7 @@ from fuzz.driver import BrokenError, Fuzzer, Half, Target, cuts, guarded, mutate
 from quintet import kernel
 from quintet.kernel import pure
 from tests.kernel import generate
+from tests.wire import blipmq
 
 FRAMES_PER_READ = 60
 SAMPLE_EVERY_READS = 8
@@ -25,6 +26,9 @@ MAX_CHUNKS = 6
 MAX_FRAME_BYTES = 1 << 20
 NOW = 100
 SEED_CRC = 7
+SETS = {
+    bytes((qos,)) + blipmq.text(topic): 3 for topic in generate.TOPICS[:3] for qos in (0, 1)
+}  # whose sets are split
 FATALS = {"blip_split": (0, 1, 2, 3), "blip_received": (0, 1, 2, 3, 4)}
 
 Split = Callable[[bytes, int, int], tuple[list[Any], int, int]]
@@ -32,7 +36,7 @@ Split = Callable[[bytes, int, int], tuple[list[Any], int, int]]
 
 def splitter(twin: ModuleType) -> Split:
     def split(data: bytes, start: int, version: int) -> tuple[list[Any], int, int]:
-        items, consumed, fatal = twin.blip_split(data, start, version, MAX_FRAME_BYTES, b"o", NOW)
+        items, consumed, fatal = twin.blip_split(data, start, version, MAX_FRAME_BYTES, b"o", NOW, SETS)
         return list(items), consumed, fatal
 
     return split
@@ -119,7 +123,8 @@ class Codec(Target):
         self.split = skipping(splitter(kernel)) if sabotaged else splitter(kernel)
 
     def read(self, r: random.Random, number: int) -> int:
-        data, version = make_read(r, r.randrange(1, FRAMES_PER_READ)), r.choice((1, 2))
+        version = r.choice((1, 2, 3))
+        data = make_read(r, r.randrange(1, FRAMES_PER_READ), version == 3)
         done = self.requests(data, version, r)
         self.received(data)
         if number % BATCH_EVERY_READS == 0:
@@ -197,9 +202,9 @@ def make_batch(r: random.Random) -> bytes:
     return bytes(wrong)
 
 
-def make_read(r: random.Random, count: int) -> bytes:
+def make_read(r: random.Random, count: int, sets: bool) -> bytes:
     """Frames, half of the time with something wrong in them; sometimes a length that is nearly right."""
-    frames = generate.frames(r, count)
+    frames = generate.frames(r, count, sets)
     if r.random() < 0.2:
         near = r.choice((0, 8, 8, 9, MAX_FRAME_BYTES, MAX_FRAME_BYTES + 1, (1 << 32) - 1))
         frames.insert(r.randrange(count + 1), struct.pack(">IB", near, r.randrange(1, 10)) + r.randbytes(8))

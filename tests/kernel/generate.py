@@ -57,14 +57,14 @@ def heads(r: random.Random) -> dict[bytes, int]:
     return {bytes((qos,)) + blipmq.text(topic): r.choice((1, 1, 3, 1000)) for topic in known for qos in (0, 1)}
 
 
-def frames(r: random.Random, count: int) -> list[bytes]:
-    """Some runs of frames: long ones of one topic, mixed ones, and every other type."""
+def frames(r: random.Random, count: int, sets: bool = False) -> list[bytes]:
+    """Some runs of frames: long ones of one topic, mixed ones, and every other type; of version 3, which has record sets."""
     out: list[bytes] = []
     while len(out) < count:
         run = r.choice((1, 1, 2, 5, 20))
-        kind = r.choice((3, 3, 3, 3, 5, 5, 9, 10, 4, 6, 7, 8, 11))
+        kind = r.choice((3, 3, 3, 3, 5, 5, 9, 10, 4, 6, 7, 8) + (11, 11, 11, 12) * sets)
         if r.random() < 0.01:
-            kind = r.choice((1, 2, 0, 12, 255))
+            kind = r.choice((1, 2, 0, 11, 255))
         topic = r.choice(TOPICS if r.random() < 0.95 else BAD_TOPICS)
         value, first = blob(r), cid(r)
         subscription = r.choice((1, 1, 2, 0, r.getrandbits(64)))

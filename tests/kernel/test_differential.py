@@ -119,8 +119,14 @@ def reads(native: ModuleType, r: random.Random) -> None:
         for version in (1, 2):
             start = r.choice((0, 0, r.randrange(len(text) + 1)))
             same(native, "blip_split", text, start, version, r.choice((MAX_FRAME, MAX_FRAME, MAX_FRAME, 60)), b"o", NOW)
-        same(native, "blip_split", text, 0, 3, MAX_FRAME, b"o", NOW, generate.heads(r))
         same(native, "blip_received", text, 0, MAX_FRAME)
+
+
+def set_reads(native: ModuleType, r: random.Random) -> None:
+    data = b"".join(generate.frames(r, r.randrange(1, 40), sets=True))
+    for text in (data, generate.mutated(r, data)):
+        same(native, "blip_split", text, 0, 3, MAX_FRAME, b"o", NOW, generate.heads(r))
+        same(native, "blip_split", text, 0, 3, MAX_FRAME, b"o", NOW)
 
 
 def noise(native: ModuleType, r: random.Random) -> None:
@@ -137,7 +143,7 @@ def noise(native: ModuleType, r: random.Random) -> None:
     same(native, "blip_publish", topic, r.randrange(3), values, generate.cid(r), r.choice((0, 1, 0xFFFFFFFF)))
 
 
-@pytest.mark.parametrize("kind", [batches, segments, reads, noise])
+@pytest.mark.parametrize("kind", [batches, segments, reads, set_reads, noise])
 def test_twins_agree_on_seeded_input(native: ModuleType, kind: Callable[[ModuleType, random.Random], None]) -> None:
     for number in range(CASES):
         try:

@@ -34,6 +34,11 @@ def test_a_blipmq_frame_is_read_and_made_again(vector: Vector) -> None:
         assert blipmq.auth(found.id, said["api_key"].encode()) == data
     if "protocol_version" in said:
         assert found.number == said["protocol_version"]
+    if "patterns" in said:
+        assert blipmq.match(found.id, said["version"], *[text.encode() for text in said["patterns"]]) == data
+    if "names" in said:
+        names = [name.encode() for name in said["names"] or []]
+        assert blipmq.matched(found.payload) == (said["version"], said["names"] is not None, names)
 
 
 @vectors("fast")

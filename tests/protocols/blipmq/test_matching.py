@@ -1,7 +1,10 @@
 """MATCH of version 0x5103: the topics that match a pattern, of those that a key may read; and hostile payloads."""
 
+import json
 import random
 import struct
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from tests.protocols.blipmq.helpers import ready
 from tests.wire import blipmq as wire
 
 ROUNDS = 3_000
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "blipmq" / "ours.json").read_text())
 
 
 @pytest.fixture
@@ -101,3 +105,19 @@ def test_a_subscription_may_begin_at_the_first_message(sim: SimBroker) -> None:
     assert b"there" in said
     refused = wire.frames_of(ready(sim, wire.OURS).exchange(wire.subscribe(4, b"shop.a", 1 | 0x80)))[-1]
     assert refused.refusal == (400, "invalid QoS value")
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda one: one["name"])
+def test_match_frames_are_those_of_the_vectors(vector: dict[str, Any]) -> None:
+    """Control: with another version the bytes are others."""
+    data, said = bytes.fromhex(vector["hex"]), vector["meaning"]
+    id, version = vector["correlation_id"], said["version"]
+    (found,) = wire.frames_of(data)
+    if vector["direction"] == "client":
+        patterns = [text.encode() for text in said["patterns"]]
+        assert codec.match_topics(id, version, patterns) == data != codec.match_topics(id, version + 1, patterns)
+        assert codec.parse_match(found.payload) == (version, said["patterns"])
+    else:
+        names = None if said["names"] is None else [name.encode() for name in said["names"]]
+        assert codec.matched(id, version, names) == data != codec.matched(id, version + 1, names)
+        assert codec.parse_matched(found.payload) == (version, said["names"])
