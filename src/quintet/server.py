@@ -375,7 +375,7 @@ class Server:
     def _announce(self, print_ready: bool) -> None:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
-                  kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
+                  kernel="native" if kernel.NATIVE else f"pure Python, which is slower: {kernel.PURE_HINT}")  # fmt: skip
         for door in self.settings.listeners.doors:
             said = door.ready(self.settings.listeners.of(door), addresses.get(door.name, ""))
             if said is not None and door.name in addresses:

@@ -446,7 +446,7 @@ def test_an_acl_and_an_administrator_open_a_group() -> None:
     broker = GroupBroker()
     topic = broker.topic()
     broker.commit(topic, 0, 0)
-    with pytest.raises(Forbidden, match="belongs to another principal than bob") as caught:
+    with pytest.raises(Forbidden, match="consumer group t:g belongs to ann, not to bob") as caught:
         broker.commit(topic, 0, 0, actor="bob")
     assert "ACL on group:g" in caught.value.hint
     broker.commit(topic, 0, 0, actor="bob", privileged=True)

@@ -9,10 +9,14 @@ import os
 from typing import TYPE_CHECKING
 
 NATIVE = False
+# What to do about the pure twin, for whoever tells of it: people who installed a wheel have no Makefile.
+PURE_HINT = "install a wheel with the native kernel (Linux, x86-64 or aarch64), or build it with Rust: `make setup` in a checkout"
 if TYPE_CHECKING:
     from quintet.kernel import _native as _chosen
 elif os.environ.get("QUINTET_PURE", "") in ("1", "true", "yes"):
     from quintet.kernel import pure as _chosen
+
+    PURE_HINT = "the environment says QUINTET_PURE: unset it"
 else:
     try:
         from quintet.kernel import _native as _chosen

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.model.errors import ConfigError
 from quintet.net.certificates import development_certificate, expires_at, is_authority, read_pair
@@ -115,7 +116,7 @@ class OpenDoors:
         except ImportError as error:
             if error.name != "aioquic":
                 raise
-            hint = "build the native kernel (`make kernel`), or install quintet[felix], to open it"
+            hint = f"to open it, install quintet[felix]; or {kernel.PURE_HINT}"
             self._report(f"{door.key}_door_shut", {"missing": error.name, "hint": hint})
             return False
         return True

@@ -4,10 +4,12 @@ import errno
 
 import pytest
 
+from quintet import kernel
 from quintet.broker.sections import DeliverySection
+from quintet.model.errors import TopicNotFound
 from quintet.protocols.flymq import frames
 from quintet.testing.line import SimBroker
-from tests.protocols.flymq.helpers import SECOND, Client, make_sim, request
+from tests.protocols.flymq.helpers import SECOND, Client, make_sim, power_cut, request
 
 DEAD = DeliverySection().dead_letter_suffix
 
@@ -48,6 +50,22 @@ def test_a_look_at_a_memory_topic_does_not_make_it_durable(sim: SimBroker) -> No
         "partitions": 1, "durability": "os", "retention_ms": 5_000, "retention_bytes": 0,
     }  # fmt: skip
     assert not topic.in_memory
+
+
+def test_a_change_that_the_log_refuses_is_not_made_and_leaves_no_row(sim: SimBroker) -> None:
+    """A memory topic whose messages cannot be written out stays what it was: behind a restart there is no row of it."""
+    client = Client(sim, "admin")
+    client.ask("CREATE_TOPIC", topic="other", partitions=1)  # so that the next folder made is that of the topic
+    topic = sim.broker.topics.ensure(b"t", durable=False)
+    topic.publish(kernel.build([b"kept"]), 1, False, None)
+    sim.scheduler.run_until_idle()
+    sim.disk.fail("mkdir", 1, errno.ENOSPC)
+    assert client.refused("ALTER_TOPIC", topic="t", durability="os", retention_ms=5_000, retention_bytes=-1) == "E1501"
+    assert topic.in_memory and not topic.waiting and client.values("t") == [b"kept"]
+    sim.disk.heal()
+    power_cut(sim, 1)
+    with pytest.raises(TopicNotFound):
+        sim.broker.topics.find(b"t")
 
 
 def test_a_purged_topic_is_empty_and_goes_on_at_its_offset(sim: SimBroker) -> None:

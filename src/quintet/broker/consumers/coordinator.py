@@ -42,10 +42,10 @@ from quintet.broker.consumers.group import (
     offset_key,
     unknown,
 )
-from quintet.broker.consumers.registry import GENERATIONS_RESERVED, GROUPS_MAX, GroupRegistry, Report
+from quintet.broker.consumers.registry import GENERATIONS_RESERVED, GROUPS_MAX, GroupRegistry, OtherOwner, Report
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.model.errors import BadName, BadRequest, Fenced, Forbidden, LimitExceeded
+from quintet.model.errors import BadName, BadRequest, Fenced, LimitExceeded
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Promise, completed, start_alone
 
@@ -146,7 +146,7 @@ class Groups(GroupRegistry):
             self._check_room(group)
             member = group.enter(name, actor, connection)
         elif member.actor != actor:
-            raise Forbidden(f"static member {name!r} of group {group.name} belongs to another principal")
+            raise OtherOwner(f"static member {name!r} of group {group.name} belongs to {member.actor}, not to {actor}")
         else:
             group.take_over(member, connection)
         self._groups_of_member.setdefault(connection, {})[group] = None

@@ -36,6 +36,10 @@ GENERATIONS_RESERVED: Final = 100  # given out per write of the group's row: a r
 Report = Callable[[str, dict[str, object]], None]
 
 
+class OtherOwner(Forbidden):
+    """A group, or a static member of one, belongs to another principal. Its text says to whom."""
+
+
 class GroupRegistry:
     """All consumer groups by topic and name. `load` once at start."""
 
@@ -148,8 +152,8 @@ class GroupRegistry:
         if found is None:
             check_name(group)
         elif found.owner != actor and not privileged:
-            raise Forbidden(
-                f"consumer group {topic}:{group} belongs to another principal than {actor}",
+            raise OtherOwner(
+                f"consumer group {topic}:{group} belongs to {found.owner}, not to {actor}",
                 hint=f"use a group of your own; or an administrator may set an ACL on group:{group}",
             )
         return found

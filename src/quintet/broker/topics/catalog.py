@@ -580,12 +580,26 @@ class Topics:
         topic.hold()
         try:
             await self._table.put(raw, row_of(spec))
+            if self._by_name.get(raw) is topic:  # else it was deleted meanwhile
+                await self._apply(topic, spec)
         except Exception:
             topic.release(None)
             raise
-        self._harden(topic, spec, None)
+        self._log.when_durable(spec.id, partial(topic.release, None))
         await topic.ready()
         return topic
+
+    async def _apply(self, topic: Topic, spec: TopicSpec) -> None:
+        """Its row says so: make it so. If the log refuses, the row says again what is true, before the refusal is raised."""
+        try:
+            self._log.alter_topic(spec)
+        except QuintetError:
+            if topic.spec.durability != "memory":
+                await self._table.put(topic.raw, row_of(topic.spec))
+            elif all(partition.tail is not None for partition in topic.partitions):  # else some have files already
+                await self._table.delete(topic.raw)
+            raise
+        topic.spec = spec
 
     async def purge(self, raw: bytes) -> Topic:
         """Remove all messages of a topic; over when they would stay gone after a restart. Offsets go on where they are."""

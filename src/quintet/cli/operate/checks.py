@@ -60,8 +60,9 @@ def machine(settings: "Settings") -> Iterator[Finding]:
     if kernel.NATIVE:
         yield Finding("kernel", "ok", "the native kernel is in use")
     else:
-        advice = "install a wheel with the native kernel, or Rust and build again: it is many times faster"
-        yield Finding("kernel", "warn", "the pure Python kernel is in use", advice)
+        yield Finding(
+            "kernel", "warn", "the pure Python kernel is in use", f"{kernel.PURE_HINT}; it is many times faster"
+        )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     if 0 <= hard < FILES_MIN:

@@ -8,6 +8,7 @@ from typing import Final
 
 from quintet.broker.bearer import TenantMismatch
 from quintet.broker.consumers.polled_members import StaleClaim
+from quintet.broker.consumers.registry import OtherOwner
 from quintet.model import errors
 from quintet.model.errors import message_of
 from quintet.protocols.felix import codec
@@ -109,9 +110,19 @@ def to_text(error: Exception) -> str:
 
 
 def text(error: Exception, dialect: Dialect) -> str:
-    """The same, as this client knows it."""
+    """The same, as this client knows it. Published clients compare the word; who said EXTENDED is told whose a group is, too."""
     said = to_text(error)
-    return UNAUTHORIZED if dialect.document and said == FORBIDDEN else codec.cut(said)
+    if said == FORBIDDEN and dialect.document:
+        return UNAUTHORIZED
+    if isinstance(error, OtherOwner) and dialect.extended:
+        said = f"{FORBIDDEN}: {message_of(error)}"
+    return codec.cut(said)
+
+
+def closing(error: Exception, dialect: Dialect) -> str:
+    """The word with which an error ends the stream; empty if the stream goes on."""
+    said = to_text(error)
+    return said if said in CLOSING and not (said == FORBIDDEN and dialect.document) else ""
 
 
 def encoded(error: Exception, dialect: Dialect, request_id: codec.Id) -> bytes:

@@ -476,7 +476,7 @@ class FelixSession(ConsumerRequests):
         self._leave_if_barred(error)
 
     def _leave_if_barred(self, error: Exception) -> None:
-        if (text := errors.text(error, self._dialect)) in errors.CLOSING:
+        if text := errors.closing(error, self._dialect):
             self._leave(text)
 
     # -- publish ---------------------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ class FelixSession(ConsumerRequests):
         # Document, "Application Errors": an error message on the same stream, with the reason.
         if answer is not None:
             self._replies.put(self._published(answer, error))
-        if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:
+        if (answer is None and not self._unsaid) or errors.closing(error, self._dialect):
             self._replies.put(errors.encoded(error, self._dialect, request_id))
         self._unsaid = self._unsaid or answer is None
         self._leave_if_barred(error)
@@ -529,7 +529,7 @@ class FelixSession(ConsumerRequests):
         that does: so nothing is said, and the stream goes on, for it may serve topics that its user has a right to. Each
         topic that is barred is asked for, and audited, once."""
         self._drop()
-        if errors.text(error, self._dialect) in errors.CLOSING:
+        if errors.closing(error, self._dialect):
             self._reach.barred.add(way)
             if len(self._reach.barred) > frames.BARRED_TARGETS_MAX:
                 self._leave(f"published to more than {frames.BARRED_TARGETS_MAX} streams without the right to")
