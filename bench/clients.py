@@ -3,7 +3,8 @@
     .venv/bin/python bench/peers.py --install
     .venv/bin/python bench/clients.py [--only producer,group,alone,headers,memory,ask] [--rounds 5] [--messages 20000]
 
-Prints a table: rate or time of both sides, the median of the ratios of single rounds, processor time of the client for a message.
+Prints a table: rate or time of both sides, the median of the ratios of single rounds, processor time of the client and of our broker for
+a message.
 A topic of ours has durability `os` where the peer does not sync (Kafka, JetStream as it comes). The packages of the peers are
 installed once, by name, into a folder of their own in the cache of the virtual environment: they are no business of our lock files.
 """
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import statistics
 import subprocess
 import sys
@@ -48,32 +50,42 @@ INSTALL_S: Final = 300  # seconds that may take
 Measure = Callable[[], Awaitable[tuple[float, int]]]  # seconds, or what else is compared, and messages
 
 
+def processor_s(pid: int) -> float:
+    """What a process has used, all its threads."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
 class Row:
     """One comparison: sides in turn, round after round. The ratio is ours by the peer's."""
+
+    broker = 0  # its process
 
     def __init__(self, what: str, unit: str, target: str) -> None:
         self.what, self.unit, self.target = what, unit, target
         self.ours: list[float] = []
         self.peer: list[float] = []
         self.processor: list[list[float]] = [[], []]
+        self.of_broker: list[list[float]] = [[], []]
 
     async def measure(self, rounds: int, ours: Measure, peer: Measure) -> None:
         for number in range(rounds + 1):
             for side, values, one in ((0, self.ours, ours), (1, self.peer, peer)):
                 gc.collect()
-                before = time.process_time()
+                before, of_broker = time.process_time(), processor_s(self.broker)
                 figure, count = await one()
                 if number:  # the first one warms up
                     values.append(figure)
                     self.processor[side].append((time.process_time() - before) / count * 1e6)
+                    self.of_broker[side].append((processor_s(self.broker) - of_broker) / count * 1e6)
 
     def __str__(self) -> str:
         ratio = statistics.median(ours / peer for ours, peer in zip(self.ours, self.peer, strict=True))
         own, other = statistics.median(self.ours), statistics.median(self.peer)
-        cost = [statistics.median(side) for side in self.processor]
+        cost = [statistics.median(side or [0.0]) for side in (*self.processor, *self.of_broker)]
         return (
             f"| {self.what} | {own:,.4g} {self.unit} | {other:,.4g} {self.unit} | {ratio:.2f}x | {self.target} "
-            f"| {cost[0]:.1f} / {cost[1]:.1f} us |"
+            f"| {cost[0]:.1f} / {cost[1]:.1f} us | {cost[2]:.1f} / {cost[3]:.1f} us |"
         )
 
 
@@ -88,6 +100,7 @@ def use_packages() -> None:
             sys.exit(f"cannot install {' and '.join(PACKAGES)}: {done.stderr.strip()[-1_000:]}")
         unfinished.rename(PACKAGES_FOLDER)
     sys.path.append(str(PACKAGES_FOLDER))
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)  # on a busy machine its warnings hide the table
 
 
 def used_kib() -> int:
@@ -273,7 +286,6 @@ async def memory_rows(buses: dict[str, quintet.Bus]) -> list[Row]:
                 await stack.enter_async_context(bus.subscribe(name, **options))  # type: ignore[arg-type]
             gc.collect()
             row.ours, row.peer = [(used_kib() - before) / SUBSCRIPTIONS], [BOUND_KIB]
-        row.processor = [[0.0], [0.0]]
         rows.append(row)
     return rows
 
@@ -343,7 +355,8 @@ async def measure(given: argparse.Namespace, server: Any, kafka: str, nats_url: 
             "group": lambda: group_rows(given, buses["flymq"], kafka),
         }
         print(
-            "| what | ours | beside | ratio | asked | processor of the client, ours / beside |\n|---|---|---|---|---|---|"
+            "| what | ours | beside | ratio | asked | processor of the client, ours / beside | of our broker |\n"
+            "|---|---|---|---|---|---|---|"
         )
         for name, rows in parts.items():
             if name in wanted:
@@ -361,6 +374,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quintet-clients-") as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
         server = stack.enter_context(peers.quintet(place / "quintet"))
+        Row.broker = server.pid
         kafka = nats_url = ""
         if {"producer", "group"} & set(given.only.split(",")):
             host, port = stack.enter_context(peers.kafka(place / "kafka")).address

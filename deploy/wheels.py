@@ -67,11 +67,17 @@ def build_pure(folder: Path, source: Path = ROOT) -> Path:
     return wheel
 
 
+def check_targets(wanted: Iterable[Platform]) -> None:
+    """Before minutes are spent on the first of them."""
+    installed = Path(run("rustc", "--print", "sysroot").strip()) / "lib" / "rustlib"
+    missing = [where.target for where in wanted if not (installed / where.target / "lib").is_dir()]
+    if missing:
+        names = " ".join(missing)
+        sys.exit(f"wheels: Rust has no standard library for {names}: rustup target add {names}")
+
+
 def build_kernel(where: Platform) -> Path:
     """The kernel for a platform. RUSTFLAGS: a library for musl is loaded by a Python that has musl already."""
-    installed = run("rustc", "--print", "sysroot").strip()
-    if not (Path(installed) / "lib" / "rustlib" / where.target / "lib").is_dir():
-        sys.exit(f"wheels: Rust has no standard library for {where.target}: rustup target add {where.target}")
     run(
         *("cargo-zigbuild", "zigbuild", "--release", "--features", "abi3"),
         *("--manifest-path", "kernel/Cargo.toml", "--target", f"{where.target}{where.glibc}"),
@@ -121,12 +127,15 @@ def main() -> None:
     options.add_argument("--pure", action="store_true", help="only what needs no Rust")
     chosen = options.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    wanted = [each for arch in chosen.arch or [platform.machine()] for each in platforms(arch)]
+    if chosen.pure:
+        wanted = []
+    else:
+        check_targets(wanted)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pure = build_pure(folder)
-        for where in (
-            () if chosen.pure else [each for arch in chosen.arch or [platform.machine()] for each in platforms(arch)]
-        ):
+        for where in wanted:
             check(with_kernel(pure, build_kernel(where), where.tag, folder), where.tag)
         for file in sorted(folder.iterdir()):
             size = file.stat().st_size
