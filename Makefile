@@ -15,7 +15,7 @@ BLOCKING := src/quintet/client/blocking/sync.py
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --no-strip-extras --upgrade --group build
 
-.PHONY: help setup run cluster spark test pytest check format lock docs wheels turns kernel console clean bench benchappend benchspark fuzz campaign
+.PHONY: help setup run cluster spark test pytest check format lock docs wheels turns kernel console clean bench benchappend benchspark fuzz campaign cellfaults cellseeds
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -100,6 +100,18 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@QUINTET_TEST_LONG=1 QUINTET_S3_BYTES=1300 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py \
 		tests/log/test_flips.py tests/log/test_torn.py tests/log/test_journal.py tests/log/test_model.py tests/broker/test_groups_model.py
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q --timeout=3600 tests/interop/test_felix_rights.py $$(grep -rl --include='*.py' '@given' tests)
+
+# make cellfaults FAULTS=300 SEED=1: rounds that are done are kept in .venv, so a run that was stopped goes on.
+cellfaults: FAULTS ?= 300
+cellfaults: SEED ?= 1
+cellfaults: setup .venv/.stamp-kafka ## faults of three nodes and three brokers of Kafka amid all clients, and its controls (A18; about 40 s a fault; root and nft)
+	@$(BIN)/python tests/cell_faults/campaign.py --faults $(FAULTS) --seed $(SEED) --results .venv/cell-faults.jsonl
+	@$(BIN)/python tests/cell_faults/campaign.py --faults 12 --seed $(SEED) --sabotage gap
+	@$(BIN)/python tests/cell_faults/campaign.py --faults 12 --seed $(SEED) --sabotage lease
+
+cellseeds: SEEDS ?= 100000
+cellseeds: setup ## histories of a simulated cell: its WAL, its nodes, its faults by a seed (SEEDS=100000: about 20 minutes of one core)
+	@$(BIN)/python -m tests.log.cell_world --seeds $(SEEDS)
 
 wheels: setup ## build what is published into dist/: source distribution, wheels with and without the kernel (Rust; minutes)
 	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements/tools.txt

@@ -26,7 +26,7 @@ from quintet.log.embedded.backup import create as creating
 from quintet.log.embedded.backup import cut, restore
 from quintet.log.embedded.backup import manifest as manifests
 from quintet.log.embedded.files.disk import OsDisk
-from tests.crash import doors, load, reader
+from tests.crash import doors, doors_judge, load, reader
 from tests.crash.brokers import Broker, Launcher, NotStarted
 from tests.crash.doors_load import JOIN_S, Clients, Story
 from tests.crash.doors_load import payload as fast_payload
@@ -92,7 +92,7 @@ class Campaign:
             story, history = Story(), History(chance.getrandbits(32))
             broker = self.launcher.start(data, doors.SETTINGS)
             history.subscribe(broker.address)
-            doors.meet(story, doors.doors_of(broker))
+            doors.meet(story, doors_judge.doors_of(broker))
             for _ in range(min(PER_DIRECTORY, backups - self.backups)):
                 known = self._round(chance, story, history, data, broker)
                 self.bad = self._judge("honest", known, story, history)
@@ -108,7 +108,7 @@ class Campaign:
     def _round(self, chance: random.Random, story: Story, history: History, data: Path, broker: Broker) -> Promised:
         """Clients on all doors, an honest backup and a sabotaged one, and a kill."""
         felix = FelixClients(story.felix, doors.felix_of(broker, data), chance.getrandbits(32))
-        clients = Clients(story, doors.doors_of(broker), chance.getrandbits(32))
+        clients = Clients(story, doors_judge.doors_of(broker), chance.getrandbits(32))
         blip = Load(history, broker.address)
         time.sleep(chance.uniform(*LOAD_S))
         known = promised(story, history)
@@ -175,7 +175,7 @@ def _settle(story: Story, data: Path) -> None:
             queue.made, queue.asked = False, ""
 
 
-def _compare(topic: str, numbers: set[int], found: doors.Disk, payload: Callable[[int], bytes]) -> list[str]:
+def _compare(topic: str, numbers: set[int], found: doors_judge.Disk, payload: Callable[[int], bytes]) -> list[str]:
     values = list(found[topic].values.values()) if topic in found else []
     there = [int(value.partition(b":")[0]) for value in values]
     bad = []

@@ -123,11 +123,11 @@ class Clients:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
+    def stop(self, join_s: float = JOIN_S) -> None:
         """No new bursts; returns when all that was asked is answered, or the broker is gone."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(JOIN_S)
+            thread.join(join_s)
             assert not thread.is_alive(), "a client hangs"
 
     def _guard(self, work: Callable[..., None], one: object, chance: random.Random) -> None:

@@ -34,13 +34,15 @@ from tests.wire.felix import Session
 
 Note = Callable[[str, str], None]
 QUIET_S = 0.15
-SETTLE_S = 5.0  # nothing more comes after this, though something is due
+SETTLE_S = 5.0
 
 
 def judge(
-    story: FelixStory, door: FelixDoor, after: dict[str, reader.Found], killed_at: float, saved_s: float, note: Note
-) -> None:
-    """All of it; what was not answered is settled here, so that the story can go on."""
+    story: FelixStory, door: FelixDoor, after: dict[str, reader.Found], killed_at: float, saved_s: float, note: Note,
+    settle_s: float = SETTLE_S,
+) -> None:  # fmt: skip
+    """All of it; what was not answered is settled here, so that the story can go on. settle_s: nothing more comes after this, though
+    something is due."""
     while story.problems:
         note("wrong", story.problems.pop())
     found = after[TOPIC].values if TOPIC in after else {}
@@ -53,8 +55,8 @@ def judge(
         with door.connect() as wire:
             judge_cache(story, wire, note)
             if found:
-                judge_durable(story.durable, wire, set(found), killed_at, saved_s, note)
-                judge_group(story.group, wire, max(found) + 1, note)
+                judge_durable(story.durable, wire, set(found), killed_at, saved_s, note, settle_s)
+                judge_group(story.group, wire, max(found) + 1, note, settle_s)
     except (felix.Closed, AssertionError) as error:
         note("undelivered", f"felix: {error}")
 
@@ -74,21 +76,23 @@ def judge_stream(story: FelixStory, found: dict[int, bytes], note: Note) -> None
         note("lost", f"{TOPIC} {number} was acknowledged")
 
 
-def judge_durable(read: Read, wire: Session, there: set[int], killed_at: float, saved_s: float, note: Note) -> None:
+def judge_durable(
+    read: Read, wire: Session, there: set[int], killed_at: float, saved_s: float, note: Note, settle_s: float
+) -> None:
     consumer = Consumer(wire, wire.subscribe(STREAM, durable=DURABLE, start="earliest"), read)
     old = {offset for offset, at in read.acked.items() if killed_at - at > saved_s}
     due = there - read.acked.keys()
-    _drain(consumer, due, consumer.ack)
+    _drain(consumer, due, consumer.ack, settle_s)
     for offset in sorted(due - set(consumer.got))[:3]:
         note("undelivered", f"offset {offset} did not come to the durable subscriber")
     for offset in sorted(old & set(consumer.got))[:3]:
         note("again", f"offset {offset}, acknowledged long before the kill, came to the durable subscriber")
 
 
-def judge_group(read: Read, wire: Session, end: int, note: Note) -> None:
+def judge_group(read: Read, wire: Session, end: int, note: Note, settle_s: float) -> None:
     promised, asked = read.committed, max(read.committed, read.asked)
     consumer = Consumer(wire, wire.subscribe(STREAM, group=GROUP, start="earliest"), read)
-    _drain(consumer, set(range(asked, end)), consumer.commit)
+    _drain(consumer, set(range(asked, end)), consumer.commit, settle_s)
     first = min(consumer.got, default=end)
     if first < promised:
         note("again", f"the group got offset {first} again, its acknowledgement up to {promised} was answered")
@@ -96,13 +100,13 @@ def judge_group(read: Read, wire: Session, end: int, note: Note) -> None:
         note("undelivered", f"the group got {len(consumer.got)} from {first} on; due was {asked} to {end}")
 
 
-def _drain(consumer: Consumer, due: set[int], settle: Callable[[felix.Event], None]) -> None:
+def _drain(consumer: Consumer, due: set[int], settle: Callable[[felix.Event], None], settle_s: float) -> None:
     """Take until all that is due came, and then what else comes at once."""
-    until = time.monotonic() + SETTLE_S
+    until = time.monotonic() + settle_s
     while time.monotonic() < until:
         event = consumer.take(QUIET_S)
         if event is not None:
-            until = time.monotonic() + SETTLE_S
+            until = time.monotonic() + settle_s
             settle(event)
         elif due <= set(consumer.got):
             return

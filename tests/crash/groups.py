@@ -202,19 +202,24 @@ class Campaign:
         return bool(self.violations)
 
     def _judge(self) -> None:
-        owners: dict[tuple[int, int], int] = {}
-        last: dict[int, tuple[int, int]] = {}
-        found = list(self.book.problems)
-        for member, generation, partition, offset in self.book.commits:
-            if owners.setdefault((generation, partition), member) != member:
-                found.append(f"partition {partition} has two owners in generation {generation}")
-            before = last.get(partition, (0, 0))
-            if generation < before[0]:
-                found.append(f"partition {partition}: generation {generation} committed after {before[0]}")
-            elif offset < before[1]:
-                found.append(f"partition {partition}: offset {offset} committed after {before[1]}")
-            last[partition] = (generation, offset)
-        self.violations = found or self.violations
+        self.violations = violations(self.book) or self.violations
+
+
+def violations(book: Book) -> list[str]:
+    """What members were told that must not be."""
+    owners: dict[tuple[int, int], int] = {}
+    last: dict[int, tuple[int, int]] = {}
+    found = list(book.problems)
+    for member, generation, partition, offset in book.commits:
+        if owners.setdefault((generation, partition), member) != member:
+            found.append(f"partition {partition} has two owners in generation {generation}")
+        before = last.get(partition, (0, 0))
+        if generation < before[0]:
+            found.append(f"partition {partition}: generation {generation} committed after {before[0]}")
+        elif offset < before[1]:
+            found.append(f"partition {partition}: offset {offset} committed after {before[1]}")
+        last[partition] = (generation, offset)
+    return found
 
 
 def main() -> int:

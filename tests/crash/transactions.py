@@ -39,6 +39,7 @@ PARTITIONS = 3
 DELAY_MS = (20, 400)
 DELAY_LATE_S = 10.0  # a delayed message that is not there by then, with the broker up all the time, is lost
 PRODUCER = 0x5EED
+JOIN_S = 30.0
 
 
 @dataclass
@@ -83,12 +84,13 @@ class Story:
 
 
 class Clients:
-    """Threads that work until the broker is gone."""
+    """Threads that work until the broker is gone, or until they are stopped."""
 
     def __init__(self, story: Story, address: str, seed: int) -> None:
         self._story = story
         self._address = address
         self._lock = threading.Lock()
+        self._stop = threading.Event()
         work = (self._transact, self._transact, self._delay, self._watch, self._poison, self._count_up)
         self._threads = [
             threading.Thread(
@@ -99,15 +101,20 @@ class Clients:
         for thread in self._threads:
             thread.start()
 
-    def join(self) -> None:
+    def stop(self, join_s: float = JOIN_S) -> None:
+        """Nothing new is begun; returns when all that was asked is answered, or the broker is gone."""
+        self._stop.set()
+        self.join(join_s)
+
+    def join(self, join_s: float = JOIN_S) -> None:
         for thread in self._threads:
-            thread.join(30)
+            thread.join(join_s)
             assert not thread.is_alive(), "a client hangs"
 
     def _guard(self, work: Callable[[Client, random.Random], None], chance: random.Random) -> None:
         try:
             with Client(self._address).login() as wire:
-                while True:
+                while not self._stop.is_set():
                     work(wire, chance)
         except Closed:
             return
@@ -187,78 +194,17 @@ class Clients:
         story.confirmed = len(story.sent)
 
 
-class Campaign:
-    """One data directory after another, each killed several times."""
+class Judge:
+    """Asks a broker for all that its clients did; what was not answered is settled here. `counts` has what it found."""
 
-    def __init__(self, launcher: Launcher, folder: Path, seed: int, sabotage: str = "") -> None:
+    def __init__(self) -> None:
         self.counts = Counts()
-        self.kills = self.at_calls = self.in_recovery = 0
-        self.seed = seed
-        self._chance = random.Random(seed)
-        self._launcher = launcher
-        self._folder = folder
-        self._sabotage = sabotage
-        self._directories = 0
-
-    def run(self, kills: int) -> None:
-        while self.kills < kills and not self.counts.bad:
-            self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
-
-    def _directory(self, kills: int) -> None:
-        self._directories += 1
-        data = self._folder / f"data-{self._directories}"
-        story = Story()
-        broker = self._launcher.start(data, sabotage=self._sabotage)
-        wire = Client(broker.flymq).login()
-        for topic, partitions in (*((name, PARTITIONS) for name in TOPICS), ("later", 1), ("work", 1), ("numbered", 1)):
-            wire.create(topic, partitions)
-        wire.close()
-        before = self.kills
-        while self.kills - before < kills and not self.counts.bad:
-            self._kill(story, data, broker)
-            while self._chance.random() < RECOVERY_KILLS:
-                self._kill_recovery(data)
-            broker = self._launcher.start(data, sabotage=self._sabotage)
-            self._judge(story, broker.flymq)
-        self._total(story)
-        broker.end()
-        if self.counts.bad:
-            load.say(failed=str(data), seed=self.seed, notes=self.counts.notes[:6])
-        else:
-            shutil.rmtree(data)
-
-    def _kill(self, story: Story, data: Path, broker: Broker) -> None:
-        plan = self._launcher.plan
-        clients = Clients(story, broker.flymq, self._chance.getrandbits(32))
-        if plan is not None and self._chance.random() < 0.6:
-            call = self._chance.choice(list(CALLS))
-            action = self._chance.choice((KILL_BEFORE, KILL_AFTER, KILL_TORN if call == "pwritev" else KILL_AFTER))
-            plan.arm(data, (call,), action, self._chance.randint(1, CALLS[call]))
-            self.at_calls += broker.wait(CALL_WAIT_S)
-        else:
-            time.sleep(self._chance.uniform(*LOAD_S))
-        broker.end()
-        clients.join()
-        if plan is not None:
-            plan.disarm()
-        self.kills += 1
-
-    def _kill_recovery(self, data: Path) -> None:
-        pid, _, pipe = self._launcher.launch(data, sabotage=self._sabotage)
-        broker = Broker(pid, {}, data, 0.0)
-        broker.wait(self._chance.uniform(0, RECOVERY_S))
-        broker.end()
-        os.close(pipe)
-        self.kills += 1
-        self.in_recovery += 1
-
-    # -- judging -----------------------------------------------------------------------------------------------------
 
     def _note(self, kind: str, text: str) -> None:
         setattr(self.counts, kind, getattr(self.counts, kind) + 1)
         self.counts.notes.append(f"{kind}: {text}")
 
-    def _judge(self, story: Story, address: str) -> None:
+    def judge(self, story: Story, address: str) -> None:
         for problem in story.problems:
             self._note("phantom", problem)
         with Client(address).login() as wire:
@@ -346,7 +292,7 @@ class Campaign:
             place = next((i for i, (a, b) in enumerate(zip(found, story.sent, strict=False)) if a != b), len(found))
             self._note(kind, f"numbered: {len(found)} of {len(story.sent)}, first difference at {place}")
 
-    def _total(self, story: Story) -> None:
+    def total(self, story: Story) -> None:
         counts = self.counts
         outcomes = Counter(outcome for _, _, outcome in story.transactions.values())
         counts.committed += outcomes["yes"]
@@ -354,6 +300,76 @@ class Campaign:
         counts.delayed += len(story.delayed)
         counts.replayed += sum(state == "replayed" for state in story.poison.values())
         counts.idempotent += len(story.sent)
+
+
+class Campaign(Judge):
+    """One data directory after another, each killed several times."""
+
+    def __init__(self, launcher: Launcher, folder: Path, seed: int, sabotage: str = "") -> None:
+        super().__init__()
+        self.kills = self.at_calls = self.in_recovery = 0
+        self.seed = seed
+        self._chance = random.Random(seed)
+        self._launcher = launcher
+        self._folder = folder
+        self._sabotage = sabotage
+        self._directories = 0
+
+    def run(self, kills: int) -> None:
+        while self.kills < kills and not self.counts.bad:
+            self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+
+    def _directory(self, kills: int) -> None:
+        self._directories += 1
+        data = self._folder / f"data-{self._directories}"
+        story = Story()
+        broker = self._launcher.start(data, sabotage=self._sabotage)
+        wire = Client(broker.flymq).login()
+        make_topics(wire)
+        wire.close()
+        before = self.kills
+        while self.kills - before < kills and not self.counts.bad:
+            self._kill(story, data, broker)
+            while self._chance.random() < RECOVERY_KILLS:
+                self._kill_recovery(data)
+            broker = self._launcher.start(data, sabotage=self._sabotage)
+            self.judge(story, broker.flymq)
+        self.total(story)
+        broker.end()
+        if self.counts.bad:
+            load.say(failed=str(data), seed=self.seed, notes=self.counts.notes[:6])
+        else:
+            shutil.rmtree(data)
+
+    def _kill(self, story: Story, data: Path, broker: Broker) -> None:
+        plan = self._launcher.plan
+        clients = Clients(story, broker.flymq, self._chance.getrandbits(32))
+        if plan is not None and self._chance.random() < 0.6:
+            call = self._chance.choice(list(CALLS))
+            action = self._chance.choice((KILL_BEFORE, KILL_AFTER, KILL_TORN if call == "pwritev" else KILL_AFTER))
+            plan.arm(data, (call,), action, self._chance.randint(1, CALLS[call]))
+            self.at_calls += broker.wait(CALL_WAIT_S)
+        else:
+            time.sleep(self._chance.uniform(*LOAD_S))
+        broker.end()
+        clients.join()
+        if plan is not None:
+            plan.disarm()
+        self.kills += 1
+
+    def _kill_recovery(self, data: Path) -> None:
+        pid, _, pipe = self._launcher.launch(data, sabotage=self._sabotage)
+        broker = Broker(pid, {}, data, 0.0)
+        broker.wait(self._chance.uniform(0, RECOVERY_S))
+        broker.end()
+        os.close(pipe)
+        self.kills += 1
+        self.in_recovery += 1
+
+
+def make_topics(wire: Client) -> None:
+    for topic, partitions in (*((name, PARTITIONS) for name in TOPICS), ("later", 1), ("work", 1), ("numbered", 1)):
+        wire.create(topic, partitions)
 
 
 def main() -> int:

@@ -164,7 +164,7 @@ class Client(Connection):
 
     hang_s: ClassVar[float] = HANG_S
 
-    def read(self, timeout_s: float = HANG_S) -> Frame:
+    def read(self, timeout_s: float | None = None) -> Frame:
         """The next frame; Closed at the end of the stream, Hang if none comes in time."""
         while len(self.buffer) < HEAD.size or len(self.buffer) < 4 + int.from_bytes(self.buffer[:4], "big"):
             self.fill(timeout_s)

@@ -15,7 +15,7 @@ import struct
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from backports import zstd
 
@@ -317,6 +317,9 @@ class Session:
     `events` and `answers`. A broker that is gone is told by the host at once, because the socket is connected.
     """
 
+    hang_s: ClassVar[float] = HANG_S
+    idle_s: ClassVar[float] = HANG_S  # after which both sides take the connection for lost
+
     def __init__(self, address: str, ca: Path, token: str = "dev-key", tenant: str = "t") -> None:
         self.answers: dict[int, dict[str, Any]] = {}
         self.events: deque[Event] = deque()
@@ -325,7 +328,7 @@ class Session:
         self._over = ""  # of the stream for requests
         self._of: dict[int, int] = {}  # stream -> subscription
         self._plain: deque[dict[str, Any]] = deque()
-        self._line = quic.Connection(address, ca=ca.read_bytes(), idle_timeout=HANG_S)
+        self._line = quic.Connection(address, ca=ca.read_bytes(), idle_timeout=self.idle_s)
         try:
             self.stream = self._line.open(auth(token, tenant, OURS))
             self._wait(lambda: bool(self._plain), "auth")
@@ -399,12 +402,12 @@ class Session:
     # -- what comes --------------------------------------------------------------------------------------------------
 
     def _wait(self, there: Any, what: str) -> None:
-        until = time.monotonic() + HANG_S
+        until = time.monotonic() + self.hang_s
         while not there():
             self.check()
             left = until - time.monotonic()
             if left <= 0:
-                raise Hang(f"no {what} on the Felix door within {HANG_S} s")
+                raise Hang(f"no {what} on the Felix door within {self.hang_s} s")
             self._turn(left)
 
     def _turn(self, timeout_s: float) -> None:
