@@ -44,6 +44,7 @@ LOAD_S = (1.0, 3.0)  # before a fault
 HELD_S = (4.0, 8.0)  # of a stop, a cut, a full disk
 DEAD_S = (0.2, 2.0)  # until what was killed is started again
 SUCCESSOR_S = 45.0  # for which a fault is held until another node leads
+QUIET_S = 0.5  # until who was asked to stop has stopped
 MORE_S = 1.5  # of load at the successor while the fault is there
 IN_SYNC_S = 60.0  # until all of Kafka's brokers have the WAL again
 SUCCESSORS = 0.6  # share of a leader's stops and cuts that last until another node leads
@@ -61,6 +62,7 @@ def _settle(self, monotonic):
         self.fold.next = max(self.fold.next, offset + 1)
         self._confirm(next(iter(self._flying)), monotonic)
 Replica._settle = _settle
+Replica.may_answer = lambda self, monotonic: self.leads  # else the lease ends it before it acknowledges
 """,
     "lease": """
 Replica.may_answer = lambda self, monotonic: self.leads
@@ -161,7 +163,7 @@ class Campaign:
         heal = self._begin(what, whom, victim, cell)
         try:
             if whom == "leader" and what in ("stop", "cut") and (self._sabotage or chance.random() < SUCCESSORS):
-                running += self._at_successor(cell, stories, judge, victim, began)
+                running += self._at_successor(cell, stories, judge, victim, running[0], began)
             elif what == "kill":
                 time.sleep(chance.uniform(*DEAD_S))
             else:
@@ -180,13 +182,17 @@ class Campaign:
             entry=entry.number, bad=dict(judge.found.bad), notes=judge.found.notes[:4],
         )  # fmt: skip
 
-    def _at_successor(self, cell: Cell, stories: Stories, judge: Judge, victim: Node, began: float) -> list[Load]:
+    def _at_successor(
+        self, cell: Cell, stories: Stories, judge: Judge, victim: Node, before: Load, began: float
+    ) -> list[Load]:
         """While the old leader is stopped or cut off: what was promised is there, and more is promised."""
         try:
             successor, _ = cell.leader(other_than=victim, within_s=SUCCESSOR_S)
         except NoLeader:
             return []
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        before.ask_to_stop()  # who needs no answer sends on to the old leader
+        time.sleep(QUIET_S)
         judge.look(began)
         more = Load(stories, successor.at, successor.at, self._chance.getrandbits(32))
         time.sleep(MORE_S)

@@ -115,11 +115,17 @@ class Load:
         for thread in self._own:
             thread.start()
 
-    def stop(self) -> None:
-        """Returns when all that was asked is answered, or whoever was asked is gone."""
+    def ask_to_stop(self) -> None:
+        """Nothing new is begun, also by those whom nobody answers; does not wait."""
         self._stop.set()
         for member in self._members:
             member.leave.set()
+        for clients in (self._blip, self._doors, self._felix, self._transactions):
+            clients.ask_to_stop()
+
+    def stop(self) -> None:
+        """Returns when all that was asked is answered, or whoever was asked is gone."""
+        self.ask_to_stop()
         self._blip.stop()
         self._doors.stop(JOIN_S)
         self._felix.stop(JOIN_S)

@@ -24,7 +24,8 @@ from tests.cell_faults.nodes import Cell, Node
 from tests.crash import doors_judge, felix_judge, groups, reader, transactions
 from tests.crash.brokers import ROOT
 from tests.crash.load import TOPICS
-from tests.wire.connection import Closed, Hang
+from tests.wire.connection import Hang
+from tests.wire.flymq import Refused
 
 SAVED_S = 15.0  # a position is saved within 200 ms; a leader that is cut off saves nothing for as long as its lease
 SETTLE_S = 40.0  # more than IDLE_S of clients.py
@@ -89,8 +90,10 @@ class Judge:
             found = Found()
             try:
                 self._ask(leader, ended_at, found)
-            except (Closed, Hang, ConnectionError) as error:
+            except (ConnectionError, Hang) as error:
                 found.note("undelivered", f"n{leader.number}: {error!r}")
+            except (Refused, AssertionError) as error:
+                found.note("wrong", f"n{leader.number}: {error!r}")
             self.looks += 1
             if not found.bad or not left or self._cell.leader() == (leader, epoch):
                 self.found.add(found)

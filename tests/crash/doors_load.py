@@ -123,6 +123,10 @@ class Clients:
         for thread in self._threads:
             thread.start()
 
+    def ask_to_stop(self) -> None:
+        """Nothing new is begun; does not wait."""
+        self._stop.set()
+
     def stop(self, join_s: float = JOIN_S) -> None:
         """No new bursts; returns when all that was asked is answered, or the broker is gone."""
         self._stop.set()

@@ -116,6 +116,10 @@ class FelixClients:
         for thread in self._threads:
             thread.start()
 
+    def ask_to_stop(self) -> None:
+        """Nothing new is begun; does not wait."""
+        self._stop.set()
+
     def stop(self, join_s: float) -> None:
         """No new bursts; returns when all that was asked is answered, or the broker is gone."""
         self._stop.set()

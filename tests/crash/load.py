@@ -132,6 +132,10 @@ class Load:
         while len(self._history.acked) < target and time.monotonic() < until:
             time.sleep(0.002)
 
+    def ask_to_stop(self) -> None:
+        """Nothing new is begun; does not wait."""
+        self._stop.set()
+
     def stop(self) -> None:
         """No new bursts; returns when every burst in flight is answered."""
         self._stop.set()
