@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from quintet import kernel
+from quintet import figures, kernel
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.partitions.roles import Chunk
@@ -337,3 +337,17 @@ def test_a_node_that_trusts_a_restored_wal_is_found_out(monkeypatch: pytest.Monk
     assert beyond.reasons == [] or "E1511: the WAL has another record" not in beyond.reasons[0]
     with pytest.raises(AssertionError):
         cell.check()
+
+
+def test_a_node_is_ready_only_with_open_doors_and_a_lease(cell: Cell) -> None:
+    leader = cell.leader().log
+    [check, *_] = figures.NodeView(leader, dict).checks()  # its broker starts
+    assert not check.ok
+    assert check.detail.endswith("its doors are not open yet")
+    assert figures._node_check(leader, serves=True).ok
+    cell.wal.cut = True
+    cell.run(2 * LEASE_US)
+    check = figures._node_check(leader, serves=True)
+    assert not check.ok
+    assert check.detail.endswith("its lease is over")
+    cell.wal.cut = False
