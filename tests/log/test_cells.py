@@ -17,7 +17,7 @@ from quintet.model.errors import CorruptData
 from tests.log.cell_files import INTENTS, Wrong
 from tests.log.cell_world import TIMING, Node, World
 
-SEEDS = 20_000 if os.environ.get("QUINTET_TEST_LONG") else 1_000
+SEEDS = 20_000 if os.environ.get("QUINTET_TEST_LONG") else 500
 PARTS = 10  # tests that share the seeds
 CONTROL_SEEDS = 400  # within which each sabotage must be found
 
