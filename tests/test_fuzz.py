@@ -9,16 +9,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # (protocol, half) -> frames of a short run
 SHORT = {
-    ("blipmq", "codec"): 10_000,
-    ("blipmq", "live"): 4_000,
-    ("fast", "codec"): 10_000,
-    ("fast", "live"): 5_000,
-    ("felix", "codec"): 10_000,
-    ("felix", "live"): 5_000,
-    ("flymq", "codec"): 5_000,
-    ("flymq", "live"): 4_000,
-    ("peerbus", "codec"): 5_000,
-    ("peerbus", "live"): 4_000,
+    ("blipmq", "codec"): 4_000,
+    ("blipmq", "live"): 2_000,
+    ("fast", "codec"): 4_000,
+    ("fast", "live"): 2_000,
+    ("felix", "codec"): 4_000,
+    ("felix", "live"): 2_000,
+    ("flymq", "codec"): 2_500,
+    ("flymq", "live"): 2_000,
+    ("peerbus", "codec"): 2_500,
+    ("peerbus", "live"): 2_000,
     ("records", "codec"): 1_000,
     ("records", "live"): 400,
 }

@@ -37,6 +37,7 @@ print(json.dumps(row))
 spark.stop()
 """
 
+LONG = "QUINTET_TEST_LONG"  # set: the cluster that spark-submit makes of itself, with the Java from pip, too
 # A worker of Spark's own, which loads nothing of ours, may flush its last answer after the session has closed its socket.
 TOO_LATE = re.compile(
     r"Traceback \(most recent call last\):\n  File .*pyspark/daemon\.py.*\n(?:  .*\n)+BrokenPipeError: .*\n"
@@ -109,6 +110,9 @@ def test_java_from_pip_and_silence(bare_path: str, tmp_path: Path) -> None:
     assert said == ""
 
 
+@pytest.mark.skipif(
+    LONG not in os.environ, reason=f"three more JVMs, for what test_cluster.py sees on a cluster; {LONG}=1 runs it"
+)
 @pytest.mark.timeout(START_S + 50)
 def test_the_package_travels_to_executors(bare_path: str, tmp_path: Path) -> None:
     """A standalone cluster of one worker, its executor another process: spark-submit, with the wrapped Java from pip."""

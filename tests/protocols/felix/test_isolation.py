@@ -21,7 +21,7 @@ from quintet.protocols.felix.mapping import Feed
 from quintet.protocols.felix.session import FelixSession
 from tests.protocols.felix.helpers import ALL, OURS, Connection, FelixSim, Stream, batch, subscribe, token
 
-GUESSES = int(os.environ.get("QUINTET_GUESSES", "100000"))
+GUESSES = int(os.environ.get("QUINTET_GUESSES", "100000" if os.environ.get("QUINTET_TEST_LONG") else "20000"))
 PIPELINED = 50
 LOUD = 0.8  # share of the rounds that are one guess which ends its stream; the others are PIPELINED that do not
 SHARED = ("t1", "default", "shared")
