@@ -14,7 +14,7 @@ SHORT = {
     ("fast", "codec"): 4_000,
     ("fast", "live"): 2_000,
     ("felix", "codec"): 4_000,
-    ("felix", "live"): 2_000,
+    ("felix", "live"): 5_000,
     ("flymq", "codec"): 2_500,
     ("flymq", "live"): 2_000,
     ("peerbus", "codec"): 2_500,
