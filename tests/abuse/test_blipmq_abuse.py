@@ -38,8 +38,8 @@ MEMORY_TOPIC_BYTES = 16 * MIB
 TAIL_CACHE_BYTES = 16 * MIB
 GUESSES = 20_000
 ANSWERS_BYTES_MAX = 48 * MIB
-FLOOD_BYTES = 512 * MIB
 GROWTH_BYTES_MAX = 192 * MIB  # memory topic or tail cache, 64 MiB waiting for the disk, and what the allocator keeps
+FLOOD_BYTES = 2 * GROWTH_BYTES_MAX
 
 
 @pytest.fixture(scope="module")

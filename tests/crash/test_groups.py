@@ -1,4 +1,4 @@
-"""A11, thin: 60 rebalances with members that die, freeze and storm in, and a broker that does not fence is found out."""
+"""A11, thin: 40 rebalances with members that die, freeze and storm in, and a broker that does not fence is found out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.crash.brokers import Launcher
 from tests.crash.groups import Campaign
 
 pytestmark = pytest.mark.crash
-REBALANCES = 60
+REBALANCES = 40
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""S1, thin: 25 kills of a broker under load lose nothing, and a broker that acknowledges early is found out."""
+"""S1, thin: 15 kills of a broker under load lose nothing, and a broker that acknowledges early is found out."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.crash.brokers import Launcher
 from tests.crash.kill import Campaign, sabotaged
 
 pytestmark = pytest.mark.crash
-KILLS = 25
+KILLS = 15
 STRACE_KILLS = 2
 CONTROLS = 4
 

@@ -1,4 +1,4 @@
-"""S2, thin: 12 power cuts lose nothing that was acknowledged, and a broker that does not sync is found out."""
+"""S2, thin: 8 power cuts lose nothing that was acknowledged, and a broker that does not sync is found out."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tests.crash.brokers import Launcher
 from tests.crash.power import Bench, Campaign, Unable
 
 pytestmark = pytest.mark.crash
-CUTS = 12
+CUTS = 8
 CONTROLS = 8
 
 

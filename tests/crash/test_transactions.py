@@ -1,4 +1,4 @@
-"""S6, A10, A12, thin: 20 kills amid transactions, delays, replays and retries, and a broker without intents is found out."""
+"""S6, A10, A12, thin: 12 kills amid transactions, delays, replays and retries, and a broker without intents is found out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.crash.brokers import Launcher
 from tests.crash.transactions import Campaign
 
 pytestmark = pytest.mark.crash
-KILLS = 20
+KILLS = 12
 CONTROLS = 20
 
 

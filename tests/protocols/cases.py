@@ -5,14 +5,15 @@ turns      so does every way of cutting the work into turns of the loop
 order      replies keep the order of their requests, whatever the order in which durability completes
 """
 
+import os
 from random import Random
 
 import pytest
 
 from quintet.testing.line import Peer, SessionMaker, SimBroker
 
-CHUNKINGS = 40
-PIECE_BYTES = 61
+CHUNKINGS = 200 if os.environ.get("QUINTET_TEST_LONG") else 15
+PIECE_BYTES = 37
 
 
 class DoorLaws:
