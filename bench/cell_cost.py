@@ -12,6 +12,7 @@ is printed is the median of the rounds and their ratio. Other load on the machin
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -119,6 +120,9 @@ class Node:
             return 0, ""
 
     def figure(self, name: str) -> float:
+        """Infinite if it does not answer."""
+        if not self.cell()[0]:
+            return math.inf
         return sum(scrape.scrape(f"http://{self.host}:{self.ports['admin']}").values[name].values())
 
 

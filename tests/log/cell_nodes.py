@@ -10,6 +10,7 @@ from random import Random
 from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.links import ChainedLinks
 from quintet.log.replicated.engine import TICK_US, ReplicatedLog
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.partition import CellPartition
@@ -166,7 +167,8 @@ class CellNode:
         for topic_id, partitions in self.log._topics.items():
             for partition in partitions:
                 assert isinstance(partition, CellPartition)
-                found[topic_id, partition.number] = (partition.visible, partition.links.durable.link)
+                link = partition.links._committed if isinstance(partition.links, ChainedLinks) else b""
+                found[topic_id, partition.number] = (partition.visible, link)
         return found
 
 
@@ -180,6 +182,9 @@ class Cell:
 
     def run(self, us: int) -> None:
         for _ in range(us // TICK_US):
+            for node in self.nodes:
+                if node.log.replica.leads and not node.log._over:
+                    node.log.maintain(self.scheduler.now())  # as its broker would
             self.scheduler.advance(TICK_US)
             self.scheduler.run_until_idle()
 

@@ -12,8 +12,6 @@ from quintet import figures, kernel
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.partitions.roles import Chunk
-from quintet.log.embedded.partitions.shared import Shared
-from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.log.replicated import records
 from quintet.log.replicated.engine import ReplicatedLog
 from quintet.log.replicated.partition import CellPartition
@@ -279,23 +277,59 @@ def test_files_written_before_the_wal_answers_are_found_out(cell: Cell, monkeypa
     cell.nodes[0].reasons.clear()
 
 
-class SyncsAsTheTopicSays(CellPartition):
-    """A control: an `os` topic is not synced, as in an embedded log."""
+class SyncsNever(CellPartition):
+    """As long as a segment is open: a power cut takes more, and marks stay where they are."""
 
-    def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
-        super().__init__(shared, spec, number, directory, opened)
-        self._strict, self._inline = False, spec.durability != "fsync"
-
-    def _commit(self, chunk: Chunk, synced: bool) -> None:
-        super()._commit(chunk, synced)
-        self.mark = Mark(0, 0, self._visible)  # it says that it is
+    def sync_if_due(self, monotonic: int) -> bool:
+        return False
 
 
-def test_files_that_are_not_synced_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplicatedLog, "partition_type", SyncsAsTheTopicSays)
-    with pytest.raises((AssertionError, ValueError)):
+@pytest.mark.parametrize("seed", range(LIVES // 4))
+def test_what_was_never_synced_comes_again_from_the_wal(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplicatedLog, "partition_type", SyncsNever)
+    test_random_lives_of_a_cell_lose_nothing(seed)
+
+
+class SaysItIsSynced(SyncsNever):
+    """A control: the mark of the node goes on to what is only written."""
+
+    def is_synced(self, offset: int) -> bool:
+        return True
+
+
+def lives_go_wrong() -> bool:
+    try:
         for seed in range(CONTROL_LIVES):
             test_random_lives_of_a_cell_lose_nothing(seed)
+    except (AssertionError, ValueError):
+        return True
+    return False
+
+
+def test_a_mark_ahead_of_the_syncs_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplicatedLog, "partition_type", SaysItIsSynced)
+    assert lives_go_wrong()
+
+
+def test_a_batch_missing_from_the_middle_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: after a power cut, what is behind a hole stays, as in an embedded log."""
+    monkeypatch.setattr(ReplicatedLog, "partition_type", SyncsNever)
+    monkeypatch.setattr(ReplicatedLog, "is_refilled", False)
+    assert lives_go_wrong()
+
+
+def test_an_acknowledgement_waits_for_no_sync_of_this_node(cell: Cell) -> None:
+    leader = cell.leader()
+    leader.append(ORDERS, 0, b"first")
+    cell.run(LEASE_US)
+    syncs = leader.disk.calls["fdatasync"]
+    before = len(cell.acked)
+    for number in range(10):
+        leader.append(ORDERS, 0, b"%d" % number)
+        while len(cell.acked) == before + number:
+            cell.scheduler.advance(100)
+            cell.scheduler.run_until_idle()
+    assert leader.disk.calls["fdatasync"] - syncs <= 1, "what it has is in the WAL"
 
 
 def restored(node: int) -> tuple[Cell, CellNode]:

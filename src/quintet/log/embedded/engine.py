@@ -59,6 +59,7 @@ class EmbeddedLog:
     """One data directory, one process. `recover` first; then open_topic for every topic there is."""
 
     partition_type: type[FilePartition] = FilePartition  # what a topic in files is made of
+    is_refilled = False  # does another log give again what was written here and not synced?
 
     def __init__(
         self,
@@ -345,7 +346,8 @@ class EmbeddedLog:
         if mark is not None and not marks:
             marks.clear()  # the last one: give back the room for all
         floor = self._anchors.known_end(spec.id, number) if self._anchors is not None else 0
-        owner, strict = Owner(spec.id, number, spec.name), spec.is_strict
+        owner, refilled = Owner(spec.id, number, spec.name), self.is_refilled
+        strict = spec.is_strict and not refilled
         try:
             found = None
             if spec.id > self._found_last and mark is None and not floor:
@@ -353,7 +355,7 @@ class EmbeddedLog:
             elif spec.id not in self._folders:
                 found = recovery.open_packed(self._disk, self._directory, directory, mark, owner, floor)
             opened = found or recovery.open_partition(
-                self._disk, directory, mark, owner, durable=self._durable, strict=strict, floor=floor
+                self._disk, directory, mark, owner, durable=self._durable, strict=strict, floor=floor, refilled=refilled
             )
             opened.packable = opened.packable and self._is_packable(spec)
             if opened.segments and not opened.segments[-1].named:

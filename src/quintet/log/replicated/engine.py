@@ -148,6 +148,7 @@ class ReplicatedLog(EmbeddedLog):
     """`recover`, then `take_part`. The host of its replica."""
 
     partition_type = CellPartition
+    is_refilled = True  # by the WAL, from the mark on
 
     def __init__(
         self,

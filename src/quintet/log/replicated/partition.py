@@ -6,8 +6,10 @@ staged meanwhile is never written with it.
     leader    append -> pending -> _chunks -> _shipped -> _confirmed -> writer
     follower  apply ------------------------------------> _confirmed -> writer
 
-Whatever the topic's durability, each batch is synced before the next one is written: a power cut then leaves a whole prefix, and the
-WAL has the rest. In a file that was written otherwise a batch could be lost in the middle, where nobody would read it again.
+Whatever the topic's durability, a batch is visible and acknowledged when it is confirmed and written: durable it is in the WAL. The files are
+synced behind it, SYNC_US apart, and the mark of the node (mark.py) follows only syncs. A power cut may take any part of what was
+not synced, also from the middle: a start cuts the last file at its first unsound byte (recovery, `refilled`), and the WAL is read again
+from the mark on, which is before that.
 
 Segments end where each node likes, but for two places that the WAL names: where a partition was purged, and where one that had been in
 memory begins. A segment begins at both on every node.
@@ -15,6 +17,7 @@ memory begins. A segment begins at both on every node.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from quintet.log.base import TopicSpec
 from quintet.log.chain import genesis
@@ -31,6 +34,8 @@ from quintet.log.replicated.shipping import Shipping
 from quintet.model.batch import CHAIN, RecordBatch, kind_of
 from quintet.model.errors import CorruptData, ShuttingDown, StorageError
 
+SYNC_US: Final = 500_000  # between two syncs of a partition that is written to: a mark waits for them, and nobody else
+
 _CHUNKS_WAIT, _PENDING_WAITS, _OFFERED = row(Event.CHUNKS_WAIT), row(Event.PENDING_WAITS), row(Event.OFFERED)
 
 
@@ -43,7 +48,7 @@ class CellPartition(FilePartition):
         self._shipped: list[Chunk] = []
         self._confirmed: list[Chunk] = []
         super().__init__(shared, spec, number, directory, opened)
-        self._strict, self._inline = True, False
+        self._strict, self._inline = False, True
 
     @property
     def _shipping(self) -> Shipping:
@@ -184,6 +189,16 @@ class CellPartition(FilePartition):
         self._flush()
 
     # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _commit(self, chunk: Chunk, synced: bool) -> None:
+        super()._commit(chunk, synced)
+        self._shared.upkeep.sync_soon(self)
+
+    def sync_if_due(self, monotonic: int) -> bool:
+        if self._dirty and monotonic - self._last_sync >= SYNC_US:
+            self._last_sync = monotonic
+            self.sync()
+        return self._dirty and not self.is_failed
 
     def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
         """What the WAL has cannot be taken back: a node that cannot write it takes no further part."""

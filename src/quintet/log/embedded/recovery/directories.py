@@ -4,6 +4,9 @@ docs/LOG_FORMAT.md section 6 in code. Below the durable mark nothing is read. On
 behind the last sound batch of the last segment, at or above the mark, with nothing sound behind them (a torn tail), and
 a segment file whose creation never finished. Everything else that does not check out is reported and left alone. In a topic
 that is written one batch at a time (`strict`, ADR 15) a tail is torn only if something of it is missing.
+
+In a log that another one can fill again (`refilled`: a node of a cell, ADR 39) the last segment ends at its first unsound byte above the mark:
+what is behind was not synced, and comes again with what is missing.
 """
 
 import itertools
@@ -106,16 +109,25 @@ def _is_blank(disk: Disk, handle: int) -> bool:
 
 
 def open_partition(
-    disk: Disk, directory: str, mark: Mark | None, owner: Owner, *, durable: bool, strict: bool, floor: int
+    disk: Disk,
+    directory: str,
+    mark: Mark | None,
+    owner: Owner,
+    *,
+    durable: bool,
+    strict: bool,
+    floor: int,
+    refilled: bool = False,
 ) -> Opened:
     """Open what is there, mend a torn tail, and say what is damaged. durable: all that is there was synced already. strict:
-    it is written one batch at a time. floor: offsets below it were given, whatever else is found."""
+    it is written one batch at a time. floor: offsets below it were given, whatever else is found. refilled: what is cut off comes
+    again."""
     opened = Opened()
     _remove_leftovers(disk, directory)
     bases = segment_bases(disk, directory)
     for number, base in enumerate(bases):
         last = number == len(bases) - 1
-        segment = _open_segment(disk, directory, base, last, mark, owner, opened)
+        segment = _open_segment(disk, directory, base, last, mark, owner, opened, refilled)
         if segment is not None:
             opened.segments.append(segment)
     segments = opened.segments
@@ -126,7 +138,7 @@ def open_partition(
         last = number == len(segments) - 1
         if mark is not None and segment.base < mark.segment and not last:
             continue
-        expected = _scan_segment(disk, segment, last, mark, strict, opened)
+        expected = _scan_segment(disk, segment, last, mark, strict, opened, refilled)
     if segments and not durable and expected is not None:
         _make_durable(disk, segments[-1], mark)
     _decide_end(directory, segments, expected, max(mark.next_offset if mark is not None else 0, floor), opened)
@@ -220,7 +232,7 @@ def _remove_leftovers(disk: Disk, directory: str) -> None:
 
 
 def _open_segment(
-    disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, owner: Owner, opened: Opened
+    disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, owner: Owner, opened: Opened, refilled: bool
 ) -> Segment | None:
     segment = Segment(directory, base, 0, opened=True)
     segment.created = True
@@ -249,7 +261,7 @@ def _open_segment(
     finally:
         disk.close(handle)
     below_mark = mark is not None and (mark.segment > base or (mark.segment == base and mark.position > HEADER_BYTES))
-    if last and not below_mark and segment.seed == 0 and (unfinished or all_zero(rest)):
+    if last and not below_mark and (refilled or (segment.seed == 0 and (unfinished or all_zero(rest)))):
         _remove_unfinished(disk, segment)
         opened.torn.append({"file": segment.path, "position": 0, "length": size, "offset": base})
         return None
@@ -267,7 +279,9 @@ def _remove_unfinished(disk: Disk, segment: Segment) -> None:
         disk.fsync_dir(segment.directory)
 
 
-def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, strict: bool, opened: Opened) -> int:
+def _scan_segment(
+    disk: Disk, segment: Segment, last: bool, mark: Mark | None, strict: bool, opened: Opened, refilled: bool
+) -> int:
     """Check a segment from the mark on; returns the offset expected behind it. Cuts a torn tail off the last one."""
     start, expected = HEADER_BYTES, segment.base
     size = segment.end
@@ -296,6 +310,10 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, s
                     segment.index.add(part.origin + position, base, time)
                     end, expected = part.origin + position + length, base + span
                 resumed = expected
+            elif part.resumes >= 0 and last and refilled:
+                _cut(disk, segment, part, size, expected, opened)
+                size = part.position
+                break
             elif part.resumes >= 0:
                 length = part.resumes - part.position
                 opened.damages.append(Damage(segment.path, part.position, length, part.reason, resumed, part.next_base))
