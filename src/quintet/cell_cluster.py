@@ -54,6 +54,8 @@ _FIGURES: Final[tuple[tuple[str, str, Callable[[Row], float]], ...]] = (
     ("wal_begin", "Offset at which the WAL begins, as far as the node knows.", lambda row: row.said.wal_begin),
     ("wal_end", "Offset behind the last record of the WAL, as far as the node knows.", lambda row: row.said.wal_end),
     ("weaker", "How many things the WAL promises less than by default, by the node's configuration.", lambda row: len(row.said.weaker)),
+    ("wal_reads_version", "Newest version of WAL records that the node reads.", lambda row: row.said.wal_reads),
+    ("wal_writes_version", "Version of WAL records that the node writes, or would write if it led.", lambda row: row.said.wal_writes),
     ("epoch", "Epoch in force, as far as the node has read.", lambda row: row.said.epoch),
     ("wal_offset", "Offset of the WAL that the node applies next.", lambda row: row.said.applied),
     ("synced_offset", "Everything below this offset of the WAL is in the node's files for good.", lambda row: row.said.synced),
@@ -211,6 +213,8 @@ class CellCluster(ClusterNode):
                 lag_records=said.lag_records,
                 lag_seconds=said.lag_seconds,
                 weaker=said.weaknesses,
+                wal_reads=self._log.replica.newest,
+                wal_writes=self._log.replica.version,
                 take_over_seconds=took.seconds if took is not None else 0.0,
                 take_over_at=took.at if took is not None else 0.0,
             )
@@ -219,6 +223,13 @@ class CellCluster(ClusterNode):
     def synced(self) -> list[int]:
         """What the other nodes have synced, of those that answered lately."""
         return [said.synced for said in self.peers.lately()]
+
+    def wal_versions(self) -> list[int] | None:
+        """The newest version of WAL records that each other node reads; None: one of them does not answer, so nobody knows."""
+        known, monotonic = self.known(), time.monotonic()
+        if not all(peer.is_up(monotonic) for peer in known):
+            return None
+        return [peer.said.wal_reads for peer in known if peer.said is not None]
 
     def nodes(self) -> list[Node]:
         """The followers that answer, as clients are told of them."""

@@ -172,6 +172,7 @@ class CellServer(server.Server):
         """From here on the node answers others, and asks them."""
         if self.cluster is not None:
             self.cluster.start()
+            self.cell.agree_on_version(self.cluster.wal_versions, self.settings.cluster.wal_version_max)
             if self.settings.cluster.trim:
                 self.cell.trim_with(self.cluster.synced, microseconds(self.settings.cluster.wal_kept_seconds))
             self._say()

@@ -11,6 +11,7 @@ from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.files.disk import Disk
 from quintet.log.embedded.partitions.links import ChainedLinks
+from quintet.log.replicated import records
 from quintet.log.replicated.engine import TICK_US, ReplicatedLog
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.partition import CellPartition
@@ -108,6 +109,7 @@ class CellNode:
     """One process after another on the same disk."""
 
     directory = Path("/data")
+    reads_version = records.VERSION  # of the WAL
 
     def __init__(self, cell: "Cell", name: str, silence_us: int) -> None:
         self.cell = cell
@@ -125,6 +127,7 @@ class CellNode:
             self.directory, self.storage(), self.cell.scheduler, lambda kind, fields: self.reports.append((kind, fields)),
             self.client, self.name, timing=self.timing, hand=self.cell.calls.put, host=f"{self.name}.example",
         )  # fmt: skip
+        self.log.replica.newest = self.reads_version
         self.log.recover()
         self.log.take_part(self._leading, self.reasons.append)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from quintet.config.fields import read_secret
-from quintet.model.sections import CountMin, FractionalSeconds, Seconds, Section
+from quintet.model.sections import CountMin, FractionalSeconds, Seconds, Section, Unbounded
 from quintet.protocols.options import is_loopback, split_address
 
 LEASE_SECONDS_MIN: Final = 1.0  # a loop is kept for tenths of a second now and then
@@ -172,6 +172,11 @@ class Cluster(Section):
         default=3600,
         description="For how long the write-ahead log is kept after two nodes have synced it, in seconds: a node that was away for less "
         "goes on by itself, one that was away for longer copies from another node.",
+    )
+    wal_version_max: Unbounded = Field(
+        default=0,
+        description="Newest version of records of the write-ahead log that this node begins to write; 0: the newest that all nodes can "
+        "read. With the version of before an upgrade, going back stays possible until it is removed.",
     )
 
     @model_validator(mode="after")

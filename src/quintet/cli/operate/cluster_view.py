@@ -83,6 +83,7 @@ def findings(now: Sample, nodes: Sequence[NodeRow]) -> Iterator[Finding]:
     yield _same(
         "version", answer, lambda row: row.version, "warn", "finish the upgrade: followers first, the leader last"
     )
+    yield _wal_version(answer)
     yield from (_clock(row) for row in answer)
     yield from (_certificate(row) for row in answer)
     yield from (_lag(row) for row in answer)
@@ -112,6 +113,23 @@ def _same(
     if len(values) > 1:
         return Finding(subject, verdict, "differs: " + ", ".join(f"{row.name} {value(row)}" for row in nodes), advice)
     return Finding(subject, "ok", f"{next(iter(values), '?')} on all nodes")
+
+
+def _wal_version(nodes: Sequence[NodeRow]) -> Finding:
+    written = max((int(row.figures.get("wal_writes_version", 1)) for row in nodes if row.role == "leader"), default=0)
+    reads = {row.name: int(row.figures.get("wal_reads_version", 1)) for row in nodes}
+    late = [f"{name} reads up to {version}" for name, version in reads.items() if version < written]
+    if late:
+        return Finding("wal version", "fail", f"the leader writes {written}; {', '.join(late)}", "upgrade these nodes")
+    if written and written < min(reads.values()):
+        text = f"the leader writes {written}, and all nodes read {min(reads.values())}"
+        return Finding(
+            "wal version",
+            "warn",
+            text,
+            "it is raised when every known node answers, unless cluster.wal_version_max holds it back",
+        )
+    return Finding("wal version", "ok", f"{written or '?'} is written, and all nodes read it")
 
 
 def _clock(row: NodeRow) -> Finding:

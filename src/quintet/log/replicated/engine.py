@@ -54,6 +54,7 @@ TICK_US: Final = 50_000
 MAINTAIN_TICKS: Final = 2  # of a follower: its broker, which would do it, is not there
 MARK_INTERVAL_US: Final = 1_000_000
 ASK_TICKS: Final = 4  # of a follower, between two questions where the WAL ends: an answer takes up to 200 ms
+VERSION_TICKS: Final = 20  # between two looks at what the other nodes can read
 
 
 class NodeRole(StrEnum):
@@ -193,6 +194,8 @@ class ReplicatedLog(EmbeddedLog):
         instance = b"".join(disk.entropy().to_bytes(4, "little") for _ in range(2))
         self.replica = Replica(node, instance, Fold(), timing, self, host)
         self.trimming: Trimming | None = None
+        self._versions: Callable[[], Sequence[int] | None] = lambda: None
+        self._version_max = 0
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
         self._read_last = False  # the record before the mark is to be read again
@@ -255,6 +258,20 @@ class ReplicatedLog(EmbeddedLog):
         """Trim the WAL while this node leads. others: what the other nodes have synced, of those that answered lately."""
         self.trimming = Trimming(self._wal, self._scheduler, self._report, others, kept_us)
 
+    def agree_on_version(self, others: Callable[[], Sequence[int] | None], version_max: int) -> None:
+        """While this node leads, raise the version of records that it writes. others: what the other nodes read at most, or None if one of
+        them does not answer. version_max: not above this one; 0: no bound."""
+        self._versions, self._version_max = others, version_max
+
+    def _raise_version(self) -> None:
+        others = self._versions()
+        if others is not None:
+            replica = self.replica
+            agreed = min(replica.newest, self._version_max or replica.newest, *others)
+            if agreed > replica.version:
+                self._report("wal_version_raised", {"version": agreed, "before": replica.version})
+                replica.version = agreed
+
     @property
     def synced(self) -> int:
         """Everything below this WAL offset is in this node's files for good, and its mark says so."""
@@ -277,8 +294,11 @@ class ReplicatedLog(EmbeddedLog):
                 self._asking = True
                 self._wal.ask_end(partial(self._end_told, monotonic))
         self._look_at_role()
-        if self.trimming is not None and self.replica.leads:
-            self.trimming.tick(monotonic, self.synced)
+        if self.replica.leads:
+            if self.trimming is not None:
+                self.trimming.tick(monotonic, self.synced)
+            if self._ticks % VERSION_TICKS == 0:
+                self._raise_version()
         self._scheduler.later(TICK_US, self._tick)
 
     def _end_told(self, asked: int, end: int) -> None:

@@ -9,6 +9,9 @@
 The checksum covers everything behind it. `node` is the length of the name, `count` the number of entries. `sequence` numbers the
 data records of one epoch from 0. `instance` is random for each start of a process: a claim of the process before is not its own.
 
+A version is raised when an older build could not do the right thing with a record. The leader writes the newest version that all nodes
+it knows can read (`Replica.version`), so what a version adds is written only from then on.
+
 One data record holds all that one turn wrote, in order. A record without entries renews the lease (a heartbeat). A claim may have
 one entry: the address that its node advertises.
 """
@@ -25,7 +28,9 @@ from quintet.log.base import TopicSpec
 from quintet.model import limits
 from quintet.model.errors import CorruptData, StorageError
 
-VERSION: Final = 1
+VERSION: Final = 1  # the newest that this build reads and writes
+VERSION_OLDEST: Final = 1  # that it writes, for nodes that are not upgraded yet
+VERSION_AT: Final = 8  # of a record's bytes
 NODE_BYTES_MAX: Final = 255
 RECORD_BYTES_MAX: Final = limits.BATCH_BYTES_MAX + limits.MIB  # one batch of any size; of small ones many
 INSTANCE_BYTES: Final = 8
@@ -94,12 +99,12 @@ class NewerRecord(WalError):
     code = "E1510"
 
 
-def pack(record: WalRecord) -> bytes:
+def pack(record: WalRecord, version: int = VERSION_OLDEST) -> bytes:
     node = record.node.encode()
     if len(node) > NODE_BYTES_MAX:
         raise ValueError(f"the node's name has {len(node)} bytes, the limit is {NODE_BYTES_MAX}")
     fields = (record.kind, len(node), len(record.entries), record.epoch, record.sequence, record.instance)
-    parts: list[bytes] = [_HEADER.pack(_MAGIC, 0, VERSION, *fields), node]
+    parts: list[bytes] = [_HEADER.pack(_MAGIC, 0, version, *fields), node]
     for kind, topic_id, partition, body in record.entries:
         parts += (_ENTRY.pack(kind, len(body), topic_id, partition), body)
     data = bytearray(b"".join(parts))
@@ -112,16 +117,16 @@ def digest(data: bytes) -> int:
     return kernel.crc32c(data[: _HEADER.size]) or 1
 
 
-def parse(data: bytes) -> WalRecord:
-    """Raises CorruptData for what no node of a cell wrote, NewerRecord for what a later version did."""
+def parse(data: bytes, newest: int = VERSION) -> WalRecord:
+    """newest: the newest version that is read. Raises CorruptData for what no node of a cell wrote, NewerRecord for what a later version did."""
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
         raise CorruptData(f"{len(data)} bytes in the WAL are no record of a cell")
     _, crc, version, kind, length, count, epoch, sequence, instance = _HEADER.unpack_from(data)
     if crc != kernel.crc32c(memoryview(data)[_CHECKED_FROM:]):
         raise CorruptData("a record of the WAL has a wrong checksum")
-    if version > VERSION or kind not in _KINDS:
+    if version > newest or kind not in _KINDS:
         raise NewerRecord(
-            f"a record of the WAL has version {version} and kind {kind}; this node knows version {VERSION}",
+            f"a record of the WAL has version {version} and kind {kind}; this node reads versions up to {newest}",
             hint="upgrade this node: it stops here and loses nothing",
         )
     at = _HEADER.size + length

@@ -15,7 +15,18 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from quintet.log.replicated.fold import Fold, Verdict, WalReplaced
-from quintet.log.replicated.records import Entry, Kind, WalRecord, advertised, digest, pack, parse
+from quintet.log.replicated.records import (
+    VERSION,
+    VERSION_AT,
+    VERSION_OLDEST,
+    Entry,
+    Kind,
+    WalRecord,
+    advertised,
+    digest,
+    pack,
+    parse,
+)
 from quintet.log.replicated.states import STEPS, Event, State
 from quintet.model.errors import CorruptData
 
@@ -87,6 +98,8 @@ class Replica:
         self.timing = timing
         self.epoch = 0  # that this node claimed last
         self.reason = ""  # why it is fenced
+        self.newest = VERSION  # of records that this node reads
+        self.version = VERSION_OLDEST  # of records that it writes: never below what the WAL has
         self._host = host
         self._heard = 0  # when the last record that counts was read of somebody else
         self._claim_open = False
@@ -138,7 +151,7 @@ class Replica:
         self.epoch = self.fold.top + 1
         self._claim_open = True
         entries = (advertised(self.address),) if self.address else ()
-        self._host.claim(pack(WalRecord(Kind.CLAIM, self.epoch, 0, self.node, self.instance, entries)))
+        self._host.claim(pack(WalRecord(Kind.CLAIM, self.epoch, 0, self.node, self.instance, entries), self.version))
 
     def _lead(self, monotonic: int) -> None:
         self._on(Event.LEASE_OVER)
@@ -157,7 +170,8 @@ class Replica:
         sequence = self._sequence
         self._sequence += 1
         self._sent = monotonic
-        record = pack(WalRecord(Kind.DATA, self.epoch, sequence, self.node, self.instance, tuple(entries)))
+        made = WalRecord(Kind.DATA, self.epoch, sequence, self.node, self.instance, tuple(entries))
+        record = pack(made, self.version)
         self._flying[sequence] = _Flight(monotonic, digest(record))
         self._host.produce(sequence, record)
         return sequence
@@ -227,7 +241,8 @@ class Replica:
         if offset < self.fold.next or self.state is State.FENCED:
             return
         try:
-            record = parse(data)
+            record = parse(data, self.newest)
+            self.version = max(self.version, data[VERSION_AT])  # who could not read it stopped there
         except CorruptData:
             record = None
         try:

@@ -78,6 +78,8 @@ class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
     lag_records: int = 0
     lag_seconds: float = 0.0
     version: str = ""  # of Quintet
+    wal_reads: int = 1  # the newest version of WAL records that it reads
+    wal_writes: int = 1  # the one that it writes, or would write if it led
     now_us: int = 0  # its clock
     lease_seconds: float = 0.0
     hold_seconds: float = 0.0
