@@ -128,7 +128,7 @@ class CellCluster(ClusterNode):
                 self._say("copy_cut_short", {"from": place, "error": str(error)})
         raise NoCopy(
             f"the WAL begins at offset {begin}, this node has nothing, and no other node gives it a copy:"
-            f" {'; '.join(errors) or 'none is known'}",
+            f" {'; '.join(errors) or 'none is known'} [{NoCopy.code}]",
             hint="name nodes that run in cluster.peers",
         )
 
@@ -199,6 +199,8 @@ class CellCluster(ClusterNode):
 
     def look(self) -> None:
         """On the loop: put down what this node says of itself."""
+        for other in self.peers.lately():
+            self._log.tell_begin(other.wal_begin)
         said, took = self._log.status(), self._log.take_over
         self.say(
             structs.replace(

@@ -174,6 +174,12 @@ def test_a_node_of_another_log_is_refused(nodes: Nodes) -> None:
     assert names(node) == set()
 
 
+def test_a_name_that_no_node_can_have_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    node = nodes.start("n1")
+    with pytest.raises(PeerRefused, match="is no name of a node"):
+        Link(node.address, trust_of(made(nodes.folder, "n2")), Hello('n2"} 1\n', "x", LOG, "127.0.0.1:1"))
+
+
 def test_a_node_knows_itself_and_a_namesake(nodes: Nodes) -> None:
     first = nodes.start("n1")
     port = first.listener.port

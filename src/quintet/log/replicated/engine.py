@@ -196,6 +196,7 @@ class ReplicatedLog(EmbeddedLog):
         self.trimming: Trimming | None = None
         self._versions: Callable[[], Sequence[int] | None] = lambda: None
         self._version_max = 0
+        self._begin_told = 0
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
         self._read_last = False  # the record before the mark is to be read again
@@ -257,6 +258,10 @@ class ReplicatedLog(EmbeddedLog):
     def trim_with(self, others: Callable[[], Sequence[int]], kept_us: int) -> None:
         """Trim the WAL while this node leads. others: what the other nodes have synced, of those that answered lately."""
         self.trimming = Trimming(self._wal, self._scheduler, self._report, others, kept_us)
+
+    def tell_begin(self, offset: int) -> None:
+        """Another node knows that the WAL begins here: a follower does not ask Kafka after its start."""
+        self._begin_told = max(self._begin_told, offset)
 
     def agree_on_version(self, others: Callable[[], Sequence[int] | None], version_max: int) -> None:
         """While this node leads, raise the version of records that it writes. others: what the other nodes read at most, or None if one of
@@ -406,7 +411,7 @@ class ReplicatedLog(EmbeddedLog):
         place = (replica.fold.epoch, self.leader_node, replica.fold.next, self.synced)
         age = self.age_us()
         weak, old = tuple(self._wal.weaknesses), None if age is None else age / 1e6
-        wal = (self._wal.begin, max(self._wal.end, replica.fold.next))
+        wal = (max(self._wal.begin, self._begin_told), max(self._wal.end, replica.fold.next))
         return NodeStatus(replica.node, role, *place, lag, seconds, weak, old, *wal)
 
     def may_answer(self) -> bool:

@@ -26,7 +26,7 @@ class WalTrimmed(StorageError):
 
     def __init__(self, begin: int, offset: int) -> None:
         super().__init__(
-            f"the WAL begins at offset {begin}, this node has {offset}: copy from a peer",
+            f"the WAL begins at offset {begin}, this node has {offset}: copy from a peer [{self.code}]",
             hint="move its data directory away, name other nodes in cluster.peers, and start it again: it copies from one of them",
         )
 

@@ -11,6 +11,7 @@ Both sides say the protocol versions they speak in HELLO, and speak the newest t
 passed over. Before a peer has proved who it is, a frame has at most CONTROL_BYTES_MAX.
 """
 
+import re
 import struct
 from enum import IntEnum
 from typing import Final, Protocol, TypeVar
@@ -27,6 +28,7 @@ DATA_BYTES_MAX: Final = limits.MIB
 NODES_MAX: Final = 64  # that one node knows
 _HEAD: Final = struct.Struct("<IB")
 _KIND_BYTES: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # as cell.node
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -143,6 +145,8 @@ def check_hello(own: Hello, theirs: Hello, certified: str) -> None:
             f" {PROTOCOL_OLDEST} to {PROTOCOL_NEWEST}",
             hint="upgrade the older one",
         )
+    if not _NAME.fullmatch(theirs.node):
+        raise PeerRefused(f"{theirs.node[:64]!a} is no name of a node", reason="name", hint="see cell.node")
     if certified and certified != theirs.node:
         raise PeerRefused(
             f"a node says that it is {theirs.node}, and its certificate is of {certified}",
