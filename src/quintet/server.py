@@ -376,6 +376,13 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else f"pure Python, which is slower: {kernel.PURE_HINT}")  # fmt: skip
+        self._advise(addresses)
+        if print_ready:
+            print(json.dumps({"ready": True, "listeners": addresses}), flush=True)
+        notify("READY=1")
+
+    def _advise(self, addresses: dict[str, str]) -> None:
+        """What an operator should know of doors that are open now."""
         for door in self.settings.listeners.doors:
             said = door.ready(self.settings.listeners.of(door), addresses.get(door.name, ""))
             if said is not None and door.name in addresses:
@@ -386,9 +393,6 @@ class Server:
         if self.settings.dev:
             lines = figures.development_lines(addresses, self.doors.certificates, self.settings.listeners.doors)
             print(lines, file=sys.stderr, flush=True)
-        if print_ready:
-            print(json.dumps({"ready": True, "listeners": addresses}), flush=True)
-        notify("READY=1")
 
     # -- time and change -------------------------------------------------------------------------------------------
 

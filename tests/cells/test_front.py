@@ -47,6 +47,9 @@ class Letters:
     def __init__(self) -> None:
         self.reached: set[int] = set()
 
+    def is_own(self, _view: memoryview, _now: int) -> bool:
+        return False
+
     def run(self, view: memoryview, position: int, _now: int) -> Run:
         if len(view) - position < FRAME:
             return Run(OWN, position)
@@ -80,6 +83,7 @@ def front(kind: type[CellSession] = CellSession) -> tuple[CellSession, Inner, di
     made = kind(inner, Letters(), Sink(), None, None, OWN, "door", "peer")  # type: ignore[arg-type]
     legs = {OTHER: FakeLeg(OTHER), THIRD: FakeLeg(THIRD)}
     made._legs.update(legs)  # type: ignore[arg-type]
+    made.take_output = made._take_all
     return made, inner, legs
 
 

@@ -130,11 +130,13 @@ def test_hostile_bytes_never_stop_a_router(which: int, chance: random.Random) ->
     router = routers()[which]
     if router.needs_login and view:
         router.note(view)
+    own = router.is_own(view, 0)
     position = 0
     while True:
         run = router.run(view, position, 0)
         assert position <= run.end <= len(view)
         assert run.cell in (EVERY, REFUSED) or run.end == position or 0 <= run.cell < CELLS.count
+        assert not own or (run.cell, run.data) == (OWN, None)
         if run.end == position:
             assert router.frame_end(view, position) == position if position < len(view) else True
             break

@@ -172,4 +172,6 @@ def running_cells(cells: int, settings: dict[str, str] | None = None) -> Iterato
             server.start()
             yield server
         finally:
+            if server.cells:
+                server.stop()  # its processes outlive the one that started them by a moment
             server.kill()

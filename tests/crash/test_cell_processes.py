@@ -118,7 +118,7 @@ def test_all_processes_end_with_the_one_that_started_them() -> None:
     with running_cells(CELLS) as other:
         pids += children(other)
         other.kill()
-    deadline = time.monotonic() + WAIT_S
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        assert time.monotonic() < deadline, "a process is left over"
-        time.sleep(0.05)
+        deadline = time.monotonic() + WAIT_S
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            assert time.monotonic() < deadline, "a process is left over"
+            time.sleep(0.05)

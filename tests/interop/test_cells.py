@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -259,3 +260,25 @@ async def test_a_schema_of_another_cell_is_refused_with_a_sentence(server: Serve
         await bus.publish(topic, {"n": 1}, schema=topic)
         with pytest.raises(OtherCell, match=f"schema '{schema}' in cell 0"):
             await bus.publish(topic, {"n": 1}, schema=schema)
+
+
+# -- operating it -----------------------------------------------------------------------------------------------------
+
+
+def scraped(server: Server, path: str) -> str:
+    with urlopen(f"http://127.0.0.1:{server.ports['admin']}{path}", timeout=WAIT_S) as answer:
+        return str(answer.read().decode())
+
+
+async def test_metrics_and_health_are_those_of_every_cell(server: Server) -> None:
+    async with quintet.connect(server.fly) as bus:
+        for cell in range(CELLS):
+            await bus.publish(topic_of(cell), b"x")
+    async with asyncio.timeout(WAIT_S):
+        while 'quintet_cell_up{cell="1"} 1.0' not in (found := await asyncio.to_thread(scraped, server, "/metrics")):
+            await asyncio.sleep(0.2)
+    for cell in range(CELLS):
+        assert f'quintet_topics{{cell="{cell}"}}' in found
+        assert f'quintet_connections{{cell="{cell}",door="blipmq"}}' in found
+    ready = await asyncio.to_thread(scraped, server, "/readyz?verbose")
+    assert "[+] cell:0:log" in ready and "[+] cell:1:log" in ready and ready.endswith("ready\n")

@@ -86,9 +86,13 @@ class CellProcess(server.Server):
         _log.error("supervisor_gone", cell=self.place.cell, hint="this cell stops, as after SIGTERM")
         self._stop.set()
 
+    def addresses(self) -> dict[str, str]:
+        return {name: where for name, where in super().addresses().items() if name != NAME}
+
     def _announce(self, print_ready: bool) -> None:
         addresses = self.addresses()
-        addresses.pop(NAME, None)
+        if self.is_home:
+            self._advise(addresses)
         _log.info("cell_ready", cell=self.place.cell, data=str(self.settings.data), listeners=addresses)
         os.write(self._ready, json.dumps({"listeners": addresses}).encode() + b"\n")
 

@@ -127,7 +127,7 @@ class Supervisor:
                 if number != cell:
                     link.close()
             os.environ.pop("NOTIFY_SOCKET", None)
-            flags = {"data": cell_folder(self._settings.data, cell), **({} if cell == HOME else ELSEWHERE_OFF)}
+            flags = self._flags(cell)
             place = Place(cell, self._cells, self._folder, self._sockets[cell], self._links[cell])
             make = partial(CellProcess, place=place, ready=ready, alive=self._alive[0])
             load = partial(self._load, flags)
@@ -139,6 +139,14 @@ class Supervisor:
         finally:
             sys.stderr.flush()
             os._exit(code)
+
+    def _flags(self, cell: int) -> dict[str, object]:
+        """What is another one for each cell."""
+        flags: dict[str, object] = {"data": cell_folder(self._settings.data, cell)}
+        anchors = self._settings.audit.anchor_file
+        if anchors is not None:
+            flags["audit.anchor_file"] = anchors.with_name(f"{anchors.name}.cell-{cell}")
+        return flags if cell == HOME else flags | ELSEWHERE_OFF
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -181,7 +189,8 @@ class Supervisor:
             os.close(child.ready)
         del self._children[cell]
         if self._stopping:
-            self._code = self._code or (code if code >= 0 else 128 - code)
+            early = child.listeners is None and code == -signal.SIGTERM  # it had nothing to drain yet
+            self._code = self._code or (0 if early else code if code >= 0 else 128 - code)
             return
         fields = {"cell": cell, "code": code}
         if child.listeners is None and (code > 0 or not self._announced):
@@ -248,6 +257,8 @@ def serve_cells(
             raise ConfigError(
                 f"--cells shares out an embedded log, and engine is {settings.engine!r}", hint="leave --cells out"
             )
+        if not hasattr(os, "fork") or not hasattr(socket, "SO_REUSEPORT"):
+            raise ConfigError("--cells needs fork and SO_REUSEPORT, which this system does not have")
         suffix = settings.delivery.dead_letter_suffix
         cells = CellMap(count, places or places_of(settings.data), suffix)
         open_folder(settings.data, cells, suffix)

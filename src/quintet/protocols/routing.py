@@ -42,6 +42,9 @@ class Router(Protocol):
     def note(self, frame: memoryview) -> None:
         """The session has taken this frame before anybody was logged in."""
 
+    def is_own(self, view: memoryview, now: int) -> bool:
+        """Is all of it whole publishes for our own cell, as most reads are? False: it may be, and `run` knows."""
+
     def run(self, view: memoryview, position: int, now: int) -> Run:
         """The next whole frames that go to one place; its end is `position` if there is none."""
 

@@ -37,7 +37,7 @@ class _Asked:
 class CellSession:
     """See above. Its connection takes it for the session itself."""
 
-    __slots__ = ("_asked", "_door", "_inner", "_legs", "_links", "_out", "_own", "_peer", "_router", "_sink", "_stopped", "_turns", "_waits_for")  # fmt: skip
+    __slots__ = ("_asked", "_door", "_inner", "_legs", "_links", "_out", "_own", "_peer", "_router", "_sink", "_stopped", "_turns", "_waits_for", "take_output")  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class CellSession:
         self._out: list[bytes] = []
         self._waits_for: int | None = None  # the place of frames that wait until all before them is answered
         self._stopped = False
+        self.take_output = inner.take_output  # until something comes from elsewhere
 
     # -- what the session says of itself -----------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class CellSession:
         return self._inner.unanswered + sum(not leg.idle for leg in self._legs.values())
 
     def congestion(self) -> int:
-        if any(leg.full for leg in self._legs.values()):
+        if self._legs and any(leg.full for leg in self._legs.values()):
             return WAIT
         return self._inner.congestion()
 
@@ -131,6 +132,7 @@ class CellSession:
         for leg in self._legs.values():
             leg.end()
         self._legs.clear()
+        self.take_output = self._inner.take_output  # not a method of ours, which would hold us
         self._inner.closed()
         del self._sink  # connection and session hold each other: no work for the collector
 
@@ -139,6 +141,8 @@ class CellSession:
     def receive(self, view: memoryview, now: int) -> int:
         inner, router = self._inner, self._router
         self._stopped, self._waits_for = False, None
+        if not self._legs and inner.principal_name is not None and not inner.stopped and router.is_own(view, now):
+            return inner.receive(view, now)
         position = 0
         if not view or inner.stopped:  # rights have changed, or it left something for this turn
             inner.receive(NOTHING, now)
@@ -168,6 +172,7 @@ class CellSession:
         if run.cell == REFUSED:
             assert run.data is not None
             self._out.append(run.data)
+            self.take_output = self._take_all
             return size
         if run.cell == EVERY:
             self._ask(run, now)
@@ -194,6 +199,7 @@ class CellSession:
     def _ask(self, run: Run, now: int) -> None:
         assert run.each is not None
         self._asked = _Asked(run)
+        self.take_output = self._take_all
         for cell, frame in run.each.items():
             if cell == self._own:
                 self._inner.receive(memoryview(frame), now)
@@ -214,6 +220,7 @@ class CellSession:
             said = wire.Opening(self._door, str(self._peer), name, login)
             found = self._legs[cell] = Leg(cell, self._sink, self._turns, said)
             self._router.reached.add(cell)
+            self.take_output = self._take_all
             found.connect(self._links.path(cell), self._lost_leg(cell))
         return found
 
@@ -229,7 +236,7 @@ class CellSession:
         else:
             self._out += token.outputs
 
-    def take_output(self) -> list[bytes]:
+    def _take_all(self) -> list[bytes]:
         out = self._inner.take_output()
         asked = self._asked
         if asked is not None:

@@ -61,12 +61,21 @@ class BlipRouter:
         elif frame[4] == frames.AUTH:
             self._auth = bytes(frame)  # of several the last: the one that was accepted
 
+    def is_own(self, view: memoryview, now: int) -> bool:
+        cells, own = self._cells, self._own
+        if not cells.by_hash:
+            return False
+        layout, most = int(self._version > 1), self._frame_bytes_max
+        if kernel.cell_run(layout, view, 0, most, cells.count, own, cells.suffix, b"") != (own, len(view)):
+            return False
+        self._last = own
+        return True
+
     def run(self, view: memoryview, position: int, now: int) -> Run:
-        if self._cells.by_hash:
-            cells, kind = self._cells, int(self._version > 1)
-            found, end = kernel.cell_run(
-                kind, view, position, self._frame_bytes_max, cells.count, self._own, cells.suffix, b""
-            )
+        cells = self._cells
+        if cells.by_hash:
+            layout, most = int(self._version > 1), self._frame_bytes_max
+            found, end = kernel.cell_run(layout, view, position, most, cells.count, self._own, cells.suffix, b"")
             if end > position:
                 self._last = found
                 return Run(found, end)

@@ -76,6 +76,14 @@ class FastRouter:
         length = int(frames.PUBLISH_TAIL.unpack_from(view, at)[1])
         return head + length if length <= self._payload_bytes_max else size
 
+    def is_own(self, view: memoryview, now: int) -> bool:
+        session, token, own = self._session, self._token, self._own
+        if not token or not session.admits(token, now):
+            return False
+        empty = own if session.same_token == token else NOBODY
+        found = kernel.cell_run(KERNEL_KIND, view, 0, self._payload_bytes_max, self._cells.count, empty, b"", token)
+        return found == (own, len(view))
+
     def run(self, view: memoryview, position: int, now: int) -> Run:
         at, chosen = position, self._own
         self._same = self._session.same_token

@@ -137,6 +137,11 @@ class FlyRouter:
                 return
             self._auth, self._user = bytes(frame), ask["user"]
 
+    def is_own(self, view: memoryview, now: int) -> bool:
+        cells, own, most = self._cells, self._own, self._frame_bytes_max
+        found = kernel.cell_run(KERNEL_KIND, view, 0, most, cells.count, own, cells.suffix, b"")
+        return cells.by_hash and found == (own, len(view))
+
     def run(self, view: memoryview, position: int, now: int) -> Run:
         """Requests whose name decides may stand behind each other; any other is alone."""
         cells = self._cells
