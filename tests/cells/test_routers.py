@@ -21,7 +21,26 @@ from quintet.protocols.flymq import frames, routing
 from quintet.protocols.flymq.section import FlymqListener
 from quintet.protocols.routing import EVERY, REFUSED, Router
 
+
+class DictPins(dict[str, int]):
+    """In this process."""
+
+    def begin(self, name: str) -> None:
+        self[name] = -1
+
+    def knows(self, name: str) -> bool:
+        return name in self
+
+    def pin(self, name: str, cell: int) -> int:
+        self[name] = cell if self[name] < 0 else self[name]
+        return self[name]
+
+    def cell(self, name: str) -> int | None:
+        return self[name] if self[name] >= 0 else None
+
+
 CELLS = CellMap(3, (), "-dlq")
+CELLS.pins = DictPins()
 OWN = 2
 MOST = 1 << 20
 TOKEN = b"a.b.c"

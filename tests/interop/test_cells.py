@@ -214,12 +214,28 @@ async def test_a_transaction_over_two_cells_is_refused_with_a_sentence(server: S
                 await transaction.publish(other, b"b")
         await bus.publish(one, b"c")
         assert [message.value for message in await bus.fetch(one, offset=0)] == [b"c"]
+        with pytest.raises(TransactionNotFound):
+            await bus.request("TXN_COMMIT", txn_id="txn-00|txn-00")
+
+
+@pytest.mark.parametrize("cell", range(CELLS))
+async def test_offsets_of_another_connection_are_part_of_a_transaction(server: Server, cell: int) -> None:
+    source, target = topic_of(cell), topic_of(cell)
+    foreign = topic_of(1 - cell)
+    commit: dict[str, Any] = {"group": "g", "partition": 0, "offset": 1, "generation": 0}
+    async with quintet.connect(server.fly) as bus, quintet.connect(server.fly) as other:
+        for topic in (source, foreign):
+            await bus.publish(topic, b"in")
         begun = (await bus.request("TXN_BEGIN"))["txn_id"]
-        async with quintet.connect(server.fly) as stranger:
-            with pytest.raises(TransactionNotFound, match="was not begun on this connection"):
-                await stranger.request(
-                    "COMMIT", topic=one, group="g", partition=0, offset=1, generation=0, txn_id=begun
-                )
+        await other.request("COMMIT", topic=source, txn_id=begun, **commit)
+        with pytest.raises(OtherCell):
+            await other.request("COMMIT", topic=foreign, txn_id=begun, **commit)
+        await bus.request("TXN_PRODUCE", txn_id=begun, topic=target, data=b"out")
+        assert (await bus.request("GET_OFFSET", topic=source, group="g", partition=0))["offset"] == 0
+        await other.request("TXN_COMMIT", txn_id=begun)
+        assert (await bus.request("GET_OFFSET", topic=source, group="g", partition=0))["offset"] == 1
+        assert [message.value for message in await bus.fetch(target, offset=0)] == [b"out"]
+        assert (await bus.request("TXN_COMMIT", txn_id=begun))["success"], "an end may be repeated"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from quintet.model.cells import HOME
 from quintet.model.errors import OtherCell
 from quintet.net.cells.back import NAME
 from quintet.net.cells.doors import CellDoors, Place
+from quintet.net.cells.pins import LinkedPins
 from quintet.net.doors import OpenDoors
 
 _log = logs.Logger()
@@ -45,6 +46,7 @@ class CellProcess(server.Server):
         self.broker.subscriptions.number_for(place.cell, place.cells.count)
         doors = CellDoors(self.broker, self._scheduler, self._limits_of, server.report, self.output, self.turns, tls)
         doors.place = place
+        place.cells.pins = LinkedPins(place.links)
         self.cell_doors = doors
         return doors
 

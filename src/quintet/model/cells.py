@@ -11,7 +11,7 @@ processes or sockets.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quintet.model.errors import ConfigError
 from quintet.model.keys import fnv1a
@@ -61,6 +61,7 @@ class CellMap:
         longest = sorted(places, key=lambda place: len(place.prefix), reverse=True)
         self._places = [(place.prefix.encode(), place.cell) for place in longest]
         self._known: dict[bytes, int] = {}
+        self.pins: Any = None  # what processes share of transactions: protocols/flymq/routing.py::Pins
 
     def cell_of(self, name: bytes) -> int:
         """The cell of a topic's name, which need not be a valid one."""

@@ -6,16 +6,17 @@
     NOWHERE     refused, because one cell's answer would be half of the truth; the text says what to do
     GROUPS      the cell of the topic, which must be named
 
-A transaction is begun in every cell and has the ids of all, joined. The first topic that it writes to decides which cell it is
-of; another cell's topic is refused. To commit it is to commit it there and to roll it back elsewhere, where it is empty.
+A transaction is begun in every cell and has the ids of all, joined. The first topic that it writes to, on whatever connection, decides
+which cell it is of (`Pins`); another cell's topic is refused. To commit it is to commit it there and to roll it back elsewhere, where it
+is empty.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from quintet import kernel
 from quintet.model.cells import CellMap
-from quintet.model.errors import BadRequest, OtherCell, QuintetError, TransactionNotFound
+from quintet.model.errors import OtherCell, QuintetError, TransactionNotFound
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.section import FlymqListener
 from quintet.protocols.routing import EVERY, REFUSED, Parts, Run
@@ -81,19 +82,23 @@ _SIZE_BYTES: Final = 4  # of the length before a record set
 _PRODUCER_BYTES: Final = 12  # of a producer's id and sequence
 _COMMIT_BYTES: Final = 16  # of partition, offset and generation
 INFLATED_BYTES_MAX: Final = frames.LARGE_BYTES  # of a compressed request: a larger one would hold up the loop
-TRANSACTIONS_MAX: Final = 1_000  # open ones of one connection
-ENDED_MAX: Final = 100  # of one connection, remembered because an end may be repeated
 SEPARATOR: Final = "|"  # between the ids of one transaction in each cell
 
 
-class _Transaction:
-    """One that this connection began: its id in each cell, and the cell that it is of."""
+class Pins(Protocol):
+    """Which cell each transaction is of, for all connections of a broker, by the first of its ids."""
 
-    __slots__ = ("cell", "ids")
+    def begin(self, name: str) -> None:
+        """It was begun."""
 
-    def __init__(self, ids: list[str]) -> None:
-        self.ids = ids
-        self.cell: int | None = None
+    def knows(self, name: str) -> bool:
+        """Was it begun, a while ago at most?"""
+
+    def pin(self, name: str, cell: int) -> int:
+        """The cell that it is of: this one, if it is of none yet."""
+
+    def cell(self, name: str) -> int | None:
+        """The cell that it is of."""
 
 
 class FlyRouter:
@@ -107,8 +112,8 @@ class FlyRouter:
         self._session = session
         self._auth = b""
         self._user = ""
-        self._transactions: dict[str, _Transaction] = {}
-        self._ended: dict[str, _Transaction] = {}
+        assert cells.pins is not None, "who has FlyMQ has pins"
+        self._pins: Pins = cells.pins
         self.reached: set[int] = set()
 
     needs_login = True
@@ -276,31 +281,23 @@ class FlyRouter:
 
     def _transact(self, operation: frames.Operation, ask: codec.Values, plain: bytes, end: int) -> Run:
         if operation.code == frames.TXN_BEGIN:
-            if len(self._transactions) >= TRANSACTIONS_MAX:
-                raise BadRequest(
-                    f"more than {TRANSACTIONS_MAX} transactions on one connection", hint="end some of them"
-                )
             each = dict.fromkeys(range(self._cells.count), plain)
             return Run(EVERY, end, each=each, merge=partial(self._begun, operation))
         id = ask["txn_id"]
-        found = self._transactions.get(id) or self._ended.get(id)
-        if found is None:
-            raise TransactionNotFound(
-                f"transaction {id!r} was not begun on this connection",
-                hint="in a broker with several cells it is used and ended where it was begun",
-            )
+        ids, pins = id.split(SEPARATOR), self._pins
+        if len(ids) != self._cells.count or not pins.knows(ids[0]):
+            raise TransactionNotFound(f"transaction not found: {id}", hint="it is none of this broker, or long over")
         if operation.code in (frames.TXN_COMMIT, frames.TXN_ROLLBACK):
-            return self._end(operation, id, found, end)
+            return self._end(operation, ids, pins.cell(ids[0]) or 0, end)
         cell = self._cells.cell_of(ask["topic"].encode())
-        if found.cell is None:
-            found.cell = cell
-        if found.cell != cell:
+        pinned = pins.pin(ids[0], cell)
+        if pinned != cell:
             raise OtherCell(
-                f"topic {ask['topic']!r} is in cell {cell}, and this transaction is of cell {found.cell}: one of two cells "
+                f"topic {ask['topic']!r} is in cell {cell}, and this transaction is of cell {pinned}: one of two cells "
                 "could not be atomic",
                 hint="use topics of one cell, as --place can arrange it",
             )
-        return Run(cell, end, _request(operation, {**ask, "txn_id": found.ids[cell]}))
+        return Run(cell, end, _request(operation, {**ask, "txn_id": ids[cell]}))
 
     def _begun(self, operation: frames.Operation, parts: Parts) -> bytes:
         ids = []
@@ -308,27 +305,20 @@ class FlyRouter:
             if parts[number][2] == frames.ERROR:
                 return parts[number]  # those that were begun end by their time
             ids.append(self._values(operation, parts[number])["txn_id"])
-        id = SEPARATOR.join(ids)
-        self._transactions[id] = _Transaction(ids)
-        return codec.encode_answer(operation, self._dialect, {"txn_id": id, "success": True}, 0)
+        self._pins.begin(ids[0])
+        answer = {"txn_id": SEPARATOR.join(ids), "success": True}
+        return codec.encode_answer(operation, self._dialect, answer, 0)
 
-    def _end(self, operation: frames.Operation, id: str, found: _Transaction, end: int) -> Run:
-        """The answer is that of its cell. It is remembered for a while: an end may be repeated."""
-        cell = found.cell or 0
+    def _end(self, operation: frames.Operation, ids: list[str], cell: int, end: int) -> Run:
+        """The answer is that of its cell; elsewhere it is empty, and rolled back."""
         undo = frames.OPERATIONS[frames.TXN_ROLLBACK]
         each = {
-            number: _request(operation if number == cell else undo, {"txn_id": found.ids[number]})
-            for number in range(self._cells.count)
+            number: _request(operation if number == cell else undo, {"txn_id": id}) for number, id in enumerate(ids)
         }
-        return Run(EVERY, end, each=each, merge=partial(self._told_end, operation, id, cell))
+        return Run(EVERY, end, each=each, merge=partial(self._told_end, operation, SEPARATOR.join(ids), cell))
 
     def _told_end(self, operation: frames.Operation, id: str, cell: int, parts: Parts) -> bytes:
         answer = parts[cell]
-        found = self._transactions.pop(id, None)
-        if found is not None:
-            self._ended[id] = found
-            if len(self._ended) > ENDED_MAX:
-                del self._ended[next(iter(self._ended))]
         if answer[2] == frames.ERROR:
             return answer
         return codec.encode_answer(operation, self._dialect, {**self._values(operation, answer), "txn_id": id}, 0)
