@@ -26,9 +26,10 @@ from quintet.cell_cluster import SAY_S, CellCluster
 from quintet.flight.section import FlightListener
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
-from quintet.log.replicated.engine import NodeRole, ReplicatedLog, TakeOver
+from quintet.log.replicated.engine import ReplicatedLog
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from quintet.log.replicated.replica import Timing
+from quintet.log.replicated.status import NodeRole, TakeOver
 from quintet.model.errors import QuintetError
 from quintet.model.sections import microseconds
 from quintet.net.forwarding.doors import Forwarding, forwarded_doors

@@ -9,9 +9,10 @@ import pytest
 
 from quintet.log.base import TopicSpec
 from quintet.log.replicated import records
-from quintet.log.replicated.engine import NodeRole, ReplicatedLog
+from quintet.log.replicated.engine import ReplicatedLog
 from quintet.log.replicated.partition import CellPartition
 from quintet.log.replicated.records import Entry, EntryKind
+from quintet.log.replicated.status import NodeRole
 from tests.log.cell_nodes import FAST, LEASE_US, ORDERS, Cell, CellNode
 
 LIVES = 16

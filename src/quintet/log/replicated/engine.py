@@ -12,11 +12,10 @@ batches could not be applied again to a topic that is gone. Until then the mark 
 import os.path
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
@@ -44,7 +43,7 @@ from quintet.log.replicated.records import (
 from quintet.log.replicated.replica import DEFAULT_TIMING, Replica, Timing
 from quintet.log.replicated.shipping import Shippable, Shipping
 from quintet.log.replicated.stages import CellStages
-from quintet.log.replicated.states import State
+from quintet.log.replicated.status import ROLES, LeaderNode, NodeRole, NodeStatus, TakeOver
 from quintet.log.replicated.trimming import Trimming, WalTrimmed
 from quintet.model import limits
 from quintet.model.errors import CorruptData, DataDirError, QuintetError, ShuttingDown, StorageError
@@ -55,57 +54,6 @@ MAINTAIN_TICKS: Final = 2  # of a follower: its broker, which would do it, is no
 MARK_INTERVAL_US: Final = 1_000_000
 ASK_TICKS: Final = 4  # of a follower, between two questions where the WAL ends: an answer takes up to 200 ms
 VERSION_TICKS: Final = 20  # between two looks at what the other nodes can read
-
-
-class NodeRole(StrEnum):
-    """What a node does now."""
-
-    FOLLOWER = "follower"
-    CANDIDATE = "candidate"  # has claimed: it reads up to its claim, or waits until the lease before is over
-    LEADER = "leader"
-    ENDED = "ended"
-
-
-_ROLES: Final = {
-    State.FOLLOWING: NodeRole.FOLLOWER,
-    State.CLAIMING: NodeRole.CANDIDATE,
-    State.DRAINING: NodeRole.CANDIDATE,
-    State.WAITING: NodeRole.CANDIDATE,
-    State.LEADING: NodeRole.LEADER,
-    State.CHECKING: NodeRole.LEADER,
-    State.FENCED: NodeRole.ENDED,
-}
-
-
-class LeaderNode(NamedTuple):
-    """Who leads, as its claim says. host "": it advertises none."""
-
-    name: str
-    host: str
-
-
-class TakeOver(NamedTuple):
-    """The last one that this node made."""
-
-    seconds: float  # from the last record of the leader before, or from its own start, to open doors
-    at: float  # Unix time
-
-
-class NodeStatus(NamedTuple):
-    """What a node knows of itself and of its cell."""
-
-    node: str
-    role: NodeRole
-    epoch: int  # in force, as far as this node has read
-    leader: LeaderNode | None
-    applied: int  # the WAL offset that is applied next
-    synced: int  # everything below this WAL offset is in this node's files for good, and a mark says so
-    lag_records: int  # in the WAL and not applied; those under way of a leader
-    lag_seconds: float  # since it had applied all; of a leader: 0
-    weaknesses: tuple[str, ...]  # what the WAL promises less than the default
-    age_seconds: float | None = None  # how old the state may be that readers of this node see; None: not known yet
-    wal_begin: int = 0  # what is below was trimmed, as far as this node knows
-    wal_end: int = 0
 
 
 class Wal(Protocol):
@@ -379,7 +327,7 @@ class ReplicatedLog(EmbeddedLog):
 
     @property
     def role(self) -> NodeRole:
-        return NodeRole.ENDED if self._over else _ROLES[self.replica.state]
+        return NodeRole.ENDED if self._over else ROLES[self.replica.state]
 
     @property
     def leader_node(self) -> LeaderNode | None:
