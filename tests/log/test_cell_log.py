@@ -375,7 +375,7 @@ def test_a_node_that_trusts_a_restored_wal_is_found_out(monkeypatch: pytest.Monk
 
 def test_a_node_is_ready_only_with_open_doors_and_a_lease(cell: Cell) -> None:
     leader = cell.leader().log
-    [check, *_] = figures.NodeView(leader, dict).checks()  # its broker starts
+    [check, *_] = figures.NodeView(leader, dict, lambda: None).checks()  # its broker starts
     assert not check.ok
     assert check.detail.endswith("its doors are not open yet")
     assert figures._node_check(leader, serves=True).ok
