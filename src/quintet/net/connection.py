@@ -1,7 +1,7 @@
 """Connects a TCP socket with its session: reads for it, calls it, writes its output. The only caller of a session.
 
     socket -> buffer_updated -> session.receive -> (broker) ... -> session.take_output -> transport.write
-    delivery / broker -> records, appended, completed -> session.on_* -> (end of the turn) send -> session.take_output -> transport.write
+    delivery / broker -> records, appended, completed -> session.on_* -> (end of turn) send -> session.take_output -> transport.write
 
 All connections of a listener share one read buffer: what a session does not consume is copied out before the next
 read. Only a frame larger than that buffer gets one of its own, which takes memory only for the bytes that really arrive. It

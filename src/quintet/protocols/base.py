@@ -1,7 +1,7 @@
 """The contract between a connection (net/) and a session (protocols/x/), and the ordered replies all doors share.
 
-A session is a state machine over bytes. The connection is its only caller and drains `take_output` after every call, so
-output made because of another client's publish is never left lying. Every chunking of the same bytes gives the same
+A session is a state machine over bytes. The connection is its only caller and drains `take_output` after its calls, at the latest when
+the turn ends, so output made because of another client's publish is never left lying. Every chunking of the same bytes gives the same
 output, and replies keep the order of their requests however late durability completes: that is what `Replies` is for.
 
 What a session owes beside its methods, and is owed:
@@ -202,7 +202,7 @@ class Session(Protocol):
         """The deadline has passed."""
 
     def take_output(self) -> list[bytes]:
-        """What to send now, drained after every call above."""
+        """What to send now, drained after the calls above, at the latest when the turn ends."""
 
     def closed(self) -> None:
         """The transport is gone: let go of everything held at the broker."""

@@ -102,7 +102,7 @@ class PublishedWatch(WatchStream):
     """Changes of a cache as published clients read them: versions as offsets, and when a value expires."""
 
     def collect(self, key: bytes | None, prefix: bytes, done: Callable[[int], None]) -> None:
-        """Send the state of all keys that match first; done(how many) when they are found, a few in every turn."""
+        """Send the state of all keys that match first, in no order; done(how many) when they are found, a few in every turn."""
         found = self._cache.entries if key is None else {key: None}
         self._scan(list(found), 0, 0, prefix, done)
 
