@@ -37,6 +37,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/connection.py::Connection.recheck",
         "src/quintet/net/quic/listener.py::QuicConnection.recheck",
         "src/quintet/net/quic/streams.py::Stream._offer",
+        "src/quintet/net/quic/streams.py::Stream._answers_at_once",
         "src/quintet/net/quic/streams.py::Stream._end_if_done",
         "src/quintet/protocols/felix/session.py::FelixSession._decoded",
         "src/quintet/net/quic/streams.py::Stream.recheck",
