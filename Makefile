@@ -94,6 +94,7 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python -m tests.kernel.test_tails 1000000
 	@$(BIN)/python -m tests.log.cell_world --seeds 100000
+	@$(BIN)/python -m tests.log.cell_trims --seeds 20000
 	@$(BIN)/python tests/crash/backup.py --backups 50
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install tests/spark/test_session.py -k "declarative or fence or installed_spark or copies or travels"

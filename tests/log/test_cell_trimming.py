@@ -1,14 +1,21 @@
 """The WAL of a cell is trimmed below what two nodes have synced, and never above: nodes on simulated disks, a WAL in memory."""
 
+import os
+from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from quintet.log.replicated import trimming
 from quintet.log.replicated.trimming import LOOK_US, WalTrimmed, trim_point
+from tests.log.cell_files import Wrong
 from tests.log.cell_nodes import LEASE_US, Cell, CellNode
+from tests.log.cell_trims import TrimmingWorld
 
 KEPT_US = 4 * LOOK_US
+SEEDS = 20_000 if os.environ.get("QUINTET_TEST_LONG") else 200
+CONTROL_SEEDS = 400  # within which each sabotage must be found
 
 
 def trims(cell: Cell, kept_us: int = 0) -> None:
@@ -151,3 +158,36 @@ def test_a_wal_that_cannot_be_trimmed_is_reported_and_tried_again() -> None:
     del leader.client.trim
     cell.run(2 * LOOK_US)
     assert cell.wal.begin > 0
+
+
+# -- random histories: leaders trim, disks are lost, nodes copy ------------------------------------------------------------
+
+
+def test_nothing_is_lost_in_any_history_with_trims_and_copies() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        world = TrimmingWorld(seed)
+        try:
+            world.run()
+        except Wrong as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        counts += world.counts
+    assert min(counts["trims"], counts["copies"], counts["lost disks"], counts["fell behind"]) > SEEDS // 10
+
+
+@pytest.mark.parametrize(
+    "sabotaged",
+    [
+        lambda seed: TrimmingWorld(seed, lambda own, others: max((own, *others))),
+        lambda seed: TrimmingWorld(seed, lambda own, others: own),
+        lambda seed: TrimmingWorld(seed, mark_last=True),
+    ],
+    ids=["trims at the highest", "trims at its own", "copies the mark last"],
+)
+def test_a_broken_rule_of_trims_and_copies_is_found_out(sabotaged: Callable[[int], TrimmingWorld]) -> None:
+    for seed in range(CONTROL_SEEDS):
+        try:
+            sabotaged(seed).run()
+        except Wrong:
+            return
+    raise AssertionError(f"not found within {CONTROL_SEEDS} seeds")

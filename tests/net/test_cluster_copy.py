@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from quintet.cell_cluster import CellCluster
+from quintet.config import Settings
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.backup.cut import Clocks
 from quintet.log.embedded.files.disk import Disk, OsDisk
@@ -21,7 +23,7 @@ from quintet.log.replicated.mark import NAME
 from quintet.log.replicated.records import stage_part, stage_sealed
 from quintet.log.replicated.trimming import WalTrimmed
 from quintet.model.errors import BackupError
-from quintet.net.cluster.copying import FOLDER, finish_move, receive_copy, send_copy
+from quintet.net.cluster.copying import FOLDER, NoCopy, finish_move, receive_copy, send_copy
 from quintet.net.cluster.peers import Link
 from quintet.net.cluster.wire import Hello, Kind, PeerRefused, expect, send
 from tests.log.cell_nodes import FAST, LEASE_US, ORDERS, Cell, CellNode
@@ -246,3 +248,75 @@ def test_a_node_with_damaged_files_gives_no_copy(cell: Cell, tmp_path: Path) -> 
     with pytest.raises(PeerRefused, match="damaged"):
         copied(node, tmp_path / "n2")
     assert not (tmp_path / "n2" / "format").exists()
+
+
+class Clusters:
+    """The cluster's side of nodes, as a server makes it; plain, on loopback."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, str, dict[str, object]]] = []
+        self.made: list[CellCluster] = []
+
+    def of(self, node: FileNode, *peers: str, **more: Any) -> CellCluster:
+        flags: dict[str, Any] = {
+            "engine": "kafka",
+            "cell.node": node.name,
+            "cell.servers": ["k:1"],
+            "data": node.directory,
+        }
+        flags |= {"cluster.listen": "127.0.0.1:0", "cluster.peers": list(peers)} | more
+        settings = Settings.load(None, {}, flags)
+
+        def report(event: str, fields: dict[str, object]) -> None:
+            self.reports.append((node.name, event, fields))
+
+        self.made.append(CellCluster(settings, node.log, b"", CLOCKS.now, lambda call: call(), report))
+        return self.made[-1]
+
+    def serving(self, node: FileNode) -> CellCluster:
+        made = self.of(node)
+        made.introduce(node.log.identity)
+        made.start()
+        made.look()
+        return made
+
+    def said(self, event: str) -> list[str]:
+        return [name for name, each, _ in self.reports if each == event]
+
+
+@pytest.fixture
+def clusters() -> Iterator[Clusters]:
+    found = Clusters()
+    yield found
+    for made in found.made:
+        made.stop()
+
+
+def test_a_new_node_asks_all_and_copies_from_a_follower(cell: Cell, tmp_path: Path, clusters: Clusters) -> None:
+    cell.load(cell.leader(), 60, Random(7))
+    trimmed(cell)
+    leader = cell.leader()
+    [follower] = [node for node in cell.nodes if node is not leader]
+    served = [clusters.serving(node_of(cell, number)) for number in (0, 1)]
+    new = FileNode.__new__(FileNode)
+    new.name, new.directory, new.log = (
+        "n2",
+        tmp_path / "n2",
+        leader.log,
+    )  # its log is not made yet: who it is does not matter here
+    addresses = [each.address for each in served]
+    joining = clusters.of(new, "127.0.0.1:1", *addresses, **{"audit.anchor_file": tmp_path / "elsewhere"})
+    joining._instance = "another"
+    with pytest.raises(NoCopy) as caught:
+        joining.join(leader.log.identity, cell.wal.begin + 1_000)
+    text = str(caught.value)
+    assert "127.0.0.1:1: " in text and "has synced" in text and "[E1515]" in text
+    assert not (tmp_path / "n2" / "format").exists()
+    joining.join(leader.log.identity, cell.wal.begin)
+    assert clusters.said("copy_asked") == [follower.name]
+    assert clusters.said("copied") == ["n2"]
+    assert (tmp_path / "elsewhere").exists() == (node_of(cell, 0).directory / "anchors").exists()
+    joining.join(leader.log.identity, cell.wal.begin)  # a start on files that are there
+    assert clusters.said("copied") == ["n2"]
+    added(cell, tmp_path / "n2")
+    cell.check()
