@@ -15,7 +15,7 @@ from quintet.net.cluster import trust
 from quintet.net.cluster.node import ClusterNode
 from quintet.net.cluster.peers import Link
 from quintet.net.cluster.trust import Trust
-from quintet.net.cluster.wire import Hello, Kind, NodeSaid, PeerRefused, receive, send
+from quintet.net.cluster.wire import Hello, Kind, NodeSaid, PeerRefused, decode, receive, send
 from quintet.protocols.options import split_address
 
 ANSWER_S = 60.0
@@ -208,6 +208,15 @@ def test_bytes_that_are_no_frame_end_the_connection(nodes: Nodes, junk: bytes) -
     again = Link(node.address, files, Hello("n2", "x", LOG, "127.0.0.1:1"))
     assert again.ask().node == "n1"
     again.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'{"node":1}', b'{"node":"n2","synced":-1}', b'{"node":"n2","synced":1' + b"0" * 400 + b"}", b'{"node":"n2","lag_seconds":1e400}'],
+)  # fmt: skip
+def test_what_a_node_says_is_bounded_before_it_counts(body: bytes) -> None:
+    with pytest.raises(PeerRefused, match="no NodeSaid"):
+        decode(body, NodeSaid)
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart(nodes: Nodes) -> None:

@@ -14,7 +14,7 @@ passed over. Before a peer has proved who it is, a frame has at most CONTROL_BYT
 import re
 import struct
 from enum import IntEnum
-from typing import Final, Protocol, TypeVar
+from typing import Annotated, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -31,6 +31,10 @@ _KIND_BYTES: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # as cell.node
 
 S = TypeVar("S", bound=msgspec.Struct)
+Count = Annotated[
+    int, msgspec.Meta(ge=0, le=(1 << 63) - 1)
+]  # what a node says is bounded before anybody reckons with it
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
 class Kind(IntEnum):
@@ -62,7 +66,7 @@ class Hello(msgspec.Struct, frozen=True):
     instance: str
     log: str  # identity of the log: nodes of another one have nothing to say
     address: str  # where it listens for nodes
-    protocols: tuple[int, int] = (PROTOCOL_OLDEST, PROTOCOL_NEWEST)
+    protocols: tuple[Count, Count] = (PROTOCOL_OLDEST, PROTOCOL_NEWEST)
 
 
 class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,25 +75,25 @@ class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     host: str = ""  # by which clients reach it
     role: str = ""
-    epoch: int = 0
+    epoch: Count = 0
     leader: str = ""
-    applied: int = 0
-    synced: int = 0  # everything below is in its files for good
-    wal_begin: int = 0  # what is below was trimmed
-    wal_end: int = 0
-    lag_records: int = 0
-    lag_seconds: float = 0.0
+    applied: Count = 0
+    synced: Count = 0  # everything below is in its files for good
+    wal_begin: Count = 0  # what is below was trimmed
+    wal_end: Count = 0
+    lag_records: Count = 0
+    lag_seconds: Seconds = 0.0
     version: str = ""  # of Quintet
-    wal_reads: int = 1  # the newest version of WAL records that it reads
-    wal_writes: int = 1  # the one that it writes, or would write if it led
-    now_us: int = 0  # its clock
-    lease_seconds: float = 0.0
-    hold_seconds: float = 0.0
+    wal_reads: Count = 1  # the newest version of WAL records that it reads
+    wal_writes: Count = 1  # the one that it writes, or would write if it led
+    now_us: Count = 0  # its clock
+    lease_seconds: Seconds = 0.0
+    hold_seconds: Seconds = 0.0
     chain: str = ""  # which topics are chained, and a fingerprint of the chain's key
-    certificate_expires: float = 0.0  # Unix time; 0: it has none
+    certificate_expires: Seconds = 0.0  # Unix time; 0: it has none
     weaker: tuple[str, ...] = ()
-    take_over_seconds: float = 0.0  # how long the last one took that this node made; 0: none
-    take_over_at: float = 0.0  # Unix time
+    take_over_seconds: Seconds = 0.0  # how long the last one took that this node made; 0: none
+    take_over_at: Seconds = 0.0  # Unix time
     nodes: tuple[tuple[str, str], ...] = ()  # (name, address) of those that answered it lately
 
 
