@@ -13,9 +13,11 @@ from typing import ClassVar
 import pytest
 
 from bench import peers
-from quintet.cli.operate import scrape
+from quintet.cli.operate import cluster_view, scrape
 from quintet.cli.operate.cluster_files import NodePlace, authority, issue, write_node
 from quintet.client.core.errors import ConnectionLost
+from quintet.config import Settings
+from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from tests.crash.brokers import ROOT
 from tests.crash.cells import HOSTS, LEAD_S, PROMISES, SMALL_JAVA, Cell, NodeProcess
 from tests.crash.load import Load
@@ -119,3 +121,23 @@ def test_a_node_without_its_disk_copies_from_the_other(servers: str, tmp_path: P
     assert not verdict.bad, verdict
     assert verdict.acked > PROMISES
     assert cell.verified() == [0, 0, 0, 0], "links are equal, and both folders are sound"
+
+
+def examined(servers: str, topic: str, **more: object) -> list[tuple[str, str]]:
+    flags: dict[str, object] = {"engine": "kafka", "cell.node": "n1", "cell.servers": [servers], "cell.topic": topic}
+    weak = {"replicas_min": 1, "in_sync_replicas_min": 1, "flushed": False, "weaker_allowed": True} | more
+    settings = Settings.load(None, {}, flags | {f"cell.{name}": value for name, value in weak.items()})
+    return [(finding.verdict, finding.text) for finding in cluster_view.kafka(settings)]
+
+
+def test_the_doctor_examines_kafka_and_makes_nothing(servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = [("warn", 'there is no topic "examined" yet')]
+    assert examined(servers, "examined") == missing
+    assert examined(servers, "examined") == missing, "it was not made"
+    KafkaWal(WalOptions(servers, "examined", 1, 1, 0), lambda call: None).prepare(None)
+    found = examined(servers, "examined")
+    assert found[0][0] == "ok" and "is as it must be; it begins at 0" in found[0][1]
+    assert [verdict for verdict, _ in found[1:]] == ["warn"] * 3, "a weaker choice is named"
+    assert examined(servers, "examined", flushed=True)[0][0] == "fail"
+    monkeypatch.setattr("quintet.log.replicated.kafka.ASK_S", 1.0)
+    assert "does not answer within" in examined("127.0.0.1:1", "examined")[0][1]
