@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quintet.cell_cluster import node_families
 from tests.admin.prometheus import scraping
 from tests.client.server import running
 
@@ -39,6 +40,7 @@ def test_alerts_and_dashboard_name_only_metrics_that_there_are() -> None:
     names = {
         sample for family in text_string_to_metric_families(text) for sample in samples_of(family.name, family.type)
     }
+    names |= {family.name for family in node_families(())}  # of nodes of a cell
     assert unknown(expressions(), names) == set()
     assert unknown(["rate(quintet_publshed_total[5m])"], names) == {"quintet_publshed_total"}  # the control
 
