@@ -382,7 +382,7 @@ class ReplicatedLog(EmbeddedLog):
         return [] if topic_id in self._deleted else list(self._topics.get(topic_id, []))
 
     def _local_failed(self, error: StorageError) -> None:
-        self._end_with(f"this node cannot write what the WAL has confirmed: {error}")
+        self._end_with(f"{error.code}: this node cannot write what the WAL has confirmed: {error}")
 
     stage_failed = _local_failed
 
