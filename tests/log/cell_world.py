@@ -7,7 +7,7 @@ While it runs: no two nodes may answer at the same moment; a read by whoever may
 end, when all faults are over: one node leads, all nodes have read everything, their files are what the WAL comes to, every
 acknowledged write is in it at its place, and no write is in it twice.
 
-    python -m tests.log.cell_world --seeds 100000 [--first 0]
+    python -m tests.log.cell_world --seeds 100000 [--first 0]          Ctrl-C: the verdict on those that are done
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Final
@@ -428,14 +429,17 @@ def main() -> int:
     arguments = parser.parse_args()
     counts: Counter[str] = Counter()
     wrong: dict[int, str] = {}
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
-        world = World(seed)
-        try:
-            world.run()
-        except Wrong as error:
-            wrong[seed] = str(error)
-        counts += world.counts
-    verdict = {"first": arguments.first, "seeds": arguments.seeds, "wrong": len(wrong), **counts}
+    done = 0
+    with suppress(KeyboardInterrupt):  # what was done until then counts
+        for seed in range(arguments.first, arguments.first + arguments.seeds):
+            world = World(seed)
+            try:
+                world.run()
+            except Wrong as error:
+                wrong[seed] = str(error)
+            counts += world.counts
+            done += 1
+    verdict = {"first": arguments.first, "seeds": done, "wrong": len(wrong), **counts}
     sys.stdout.write(json.dumps(verdict | {"seeds_wrong": dict(list(wrong.items())[:10])}) + "\n")
     return 1 if wrong else 0
 
