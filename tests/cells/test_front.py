@@ -41,7 +41,7 @@ class Inner:
 class Letters:
     """A router: the first byte of a frame is its cell, E every cell, R refused."""
 
-    needs_login = False
+    needs_login = at_once = False
     login = b""
 
     def __init__(self) -> None:
@@ -162,3 +162,48 @@ def test_a_client_is_not_read_from_while_a_cell_takes_nothing(full: bool) -> Non
     inner.congestion = lambda: 0  # type: ignore[attr-defined]
     legs[OTHER].full = full
     assert bool(session.congestion()) is full
+
+
+class Ways:
+    """Hands over, or says that it cannot."""
+
+    def __init__(self, takes: bool) -> None:
+        self.takes = takes
+        self.handed: list[tuple[int, bytes]] = []
+
+    def hand_over(self, cell: int, _connection: object, _said: object, read: bytes) -> bool:
+        self.handed.append((cell, read))
+        return self.takes
+
+
+def handing(takes: bool) -> tuple[CellSession, Inner, dict[int, FakeLeg], Ways]:
+    session, inner, legs = front()
+    ways = Ways(takes)
+    session._links = ways  # type: ignore[assignment]
+    session._router.at_once = True
+    return session, inner, legs, ways
+
+
+def test_a_connection_is_handed_over_before_its_first_request() -> None:
+    session, inner, legs, ways = handing(True)
+    assert session.receive(memoryview(b"1aA0bB1"), 0) == 7, "with all that was read"
+    assert ways.handed == [(OTHER, b"1aA0bB1")] and not inner.taken and not legs[OTHER].sent
+
+
+def test_a_connection_that_was_used_here_stays() -> None:
+    session, inner, legs, ways = handing(True)
+    session.receive(memoryview(b"0aA"), 0)
+    inner.answer(b"answer")
+    session.take_output()
+    session.receive(memoryview(b"1aA"), 0)
+    assert not ways.handed and legs[OTHER].sent == b"1aA"
+
+
+def test_a_login_that_is_not_answered_yet_keeps_a_connection_here() -> None:
+    session, inner, legs, ways = handing(True)
+    inner.out = [b"welcome"]
+    session.receive(memoryview(b"1aA"), 0)
+    assert not ways.handed and legs[OTHER].sent == b"1aA" and session.take_output() == [b"welcome"]
+    session, inner, legs, ways = handing(False)
+    session.receive(memoryview(b"1aA"), 0)
+    assert ways.handed and legs[OTHER].sent == b"1aA", "it could not be given away"

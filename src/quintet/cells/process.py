@@ -77,6 +77,7 @@ class CellProcess(server.Server):
             self.admin = await serve_http(create_app(self._all, self._all), door.host, door.port)
 
     async def _drain(self) -> None:
+        self.cell_doors.taking.stop()
         if self._answering is not None:
             self._answering.stop()
         await super()._drain()

@@ -32,7 +32,7 @@ from quintet.model.cells import HOME, CellMap
 from quintet.model.cells import Place as NamePlace
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.net.cells.doors import Place
-from quintet.net.cells.sockets import bind_all, bind_links, close_all
+from quintet.net.cells.sockets import Links, bind_all, bind_links, close_all
 from quintet.process import notify
 
 LINKS_PREFIX: Final = "quintet-"
@@ -76,7 +76,7 @@ class Supervisor:
         self._alive: tuple[int, int]
         self._wake: tuple[int, int]
         self._sockets: list[dict[str, socket.socket]] = []
-        self._links: list[socket.socket] = []
+        self._links: list[Links] = []
         self._folder: Path
 
     def run(self) -> int:
@@ -125,10 +125,11 @@ class Supervisor:
             close_all(sockets for number, sockets in enumerate(self._sockets) if number != cell)
             for number, link in enumerate(self._links):
                 if number != cell:
-                    link.close()
+                    link.legs.close()
+                    link.handed.close()
             os.environ.pop("NOTIFY_SOCKET", None)
             flags = self._flags(cell)
-            place = Place(cell, self._cells, self._folder, self._sockets[cell], self._links[cell])
+            place = Place(cell, self._cells, self._folder, self._sockets[cell], *self._links[cell])
             make = partial(CellProcess, place=place, ready=ready, alive=self._alive[0])
             load = partial(self._load, flags)
             code = server.serve(load(), print_ready=False, reload=load, make=make)

@@ -17,6 +17,7 @@ An exception that a session raises while it receives ends its connection, and no
 import asyncio
 import fcntl
 import mmap
+import os
 import socket
 import sys
 import termios
@@ -420,6 +421,32 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.output.drop(self)
         self._listener.closed(self)
         self._transport = None
+
+    # -- to and from another process of the same broker (net/cells/handing.py) -----------------------------------------
+
+    def duplicate(self) -> int | None:
+        """A descriptor of its socket for another process. None: it cannot be given away, for keys or output would stay behind."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        if transport.get_extra_info("sslcontext") is not None or self.meter is not None:
+            return None
+        return os.dup(transport.get_extra_info("socket").fileno())
+
+    def abandon(self) -> None:
+        """Another process goes on with it: forget it, and say nothing to its peer."""
+        self._lost = True  # nothing more enters the session but `closed`
+        self._flow.parked = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def take_over(self, login: bytes) -> bool:
+        """Its peer has logged in at another process, by these bytes, and was answered. False: that does not hold here."""
+        take_over = getattr(self._session, "take_over", None)
+        if self._lost or take_over is None or not take_over(login, self._listener.now()):
+            self.evict("its login does not hold any more: connect again")
+            return False
+        return True
 
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class Router(Protocol):
 
     needs_login: bool
     """False: each request says by itself who asks."""
+    at_once: bool
+    """Is a login answered within the call that receives it? Then another process can go on with the client."""
     reached: set[int]
     """Cells where this connection has a session beside its own; net/ keeps it."""
 

@@ -12,13 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from quintet.model.cells import HOME, CellMap
+from quintet.net.cells import wire
 from quintet.net.cells.back import NAME, LegListener, Make, makes_for
 from quintet.net.cells.front import CellSession
-from quintet.net.cells.sockets import link_path
+from quintet.net.cells.handing import Taking, hand_over
+from quintet.net.cells.sockets import handed_path, link_path
 from quintet.net.connection import Connection
 from quintet.net.doors import OpenDoors
 from quintet.net.listener import Listener
-from quintet.protocols.base import Session
+from quintet.protocols.base import Session, SessionConnection
 from quintet.protocols.door import AnyDoor, MakeSession, Options
 
 
@@ -31,9 +33,14 @@ class Place:
     links: Path  # the folder of the sockets between processes
     sockets: dict[str, socket.socket]  # by door: what its listener accepts from
     legs: socket.socket  # what it accepts from other processes
+    handed: socket.socket  # where other processes hand clients over to it
 
     def path(self, cell: int) -> str:
         return link_path(self.links, cell)
+
+    def hand_over(self, cell: int, connection: SessionConnection, said: wire.Opening, read: bytes) -> bool:
+        assert isinstance(connection, Connection)
+        return hand_over(handed_path(self.links, cell), connection, said, read)
 
 
 class CellDoors(OpenDoors):
@@ -53,6 +60,12 @@ class CellDoors(OpenDoors):
         listener = LegListener(self.place.legs, self._makes, self._report, self._output, self._turns)
         await listener.start()
         self.listeners[NAME] = listener
+        self.taking = Taking(self.place.handed, self._connection, self._turns)
+
+    def _connection(self, door: str) -> Connection:
+        listener = self.listeners[door]
+        assert isinstance(listener, Listener)
+        return Connection(listener)
 
     def _tcp(self, door: AnyDoor, options: Options, make: MakeSession) -> Listener:
         if door.route is None:

@@ -37,7 +37,7 @@ class _Asked:
 class CellSession:
     """See above. Its connection takes it for the session itself."""
 
-    __slots__ = ("_asked", "_door", "_inner", "_legs", "_links", "_out", "_own", "_peer", "_router", "_sink", "_stopped", "_turns", "_waits_for", "take_output")  # fmt: skip
+    __slots__ = ("_asked", "_door", "_inner", "_legs", "_links", "_out", "_own", "_peer", "_router", "_sink", "_stopped", "_turns", "_used", "_waits_for", "take_output")  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class CellSession:
         self._out: list[bytes] = []
         self._waits_for: int | None = None  # the place of frames that wait until all before them is answered
         self._stopped = False
+        self._used = False  # this process has done more for its client than the login
         self.take_output = inner.take_output  # until something comes from elsewhere
 
     # -- what the session says of itself -----------------------------------------------------------------------------
@@ -142,6 +143,7 @@ class CellSession:
         inner, router = self._inner, self._router
         self._stopped, self._waits_for = False, None
         if not self._legs and inner.principal_name is not None and not inner.stopped and router.is_own(view, now):
+            self._used = True
             return inner.receive(view, now)
         position = 0
         if not view or inner.stopped:  # rights have changed, or it left something for this turn
@@ -178,11 +180,39 @@ class CellSession:
             self._ask(run, now)
             return size
         if run.cell != self._own:
+            if not self._used and self._hand_over(run.cell, view[position:]):
+                return len(view) - position
             self._leg(run.cell).send(bytes(view[position : run.end]) if run.data is None else run.data)
             return size
+        self._used = True
         if run.data is None:
             return self._inner.receive(view[position : run.end], now)
         return size if self._inner.receive(memoryview(run.data), now) else 0
+
+    def _hand_over(self, cell: int, rest: memoryview) -> bool:
+        """The first request is another cell's: let that one have the connection, if it can go on with it."""
+        self._used = True
+        if not self._router.at_once:
+            return False
+        if unsent := self._inner.take_output():  # of a login in the same read: only this process can send it
+            self._out += unsent
+            self.take_output = self._take_all
+            return False
+        said = wire.Opening(self._door, str(self._peer), "", self._router.login)
+        return self._links.hand_over(cell, self._sink, said, bytes(rest))
+
+    def take_over(self, login: bytes, now: int) -> bool:
+        """The client was at another process until now: be what it is. Its login was answered there."""
+        inner, router, view = self._inner, self._router, memoryview(login)
+        self._used = True
+        position = 0
+        while position < len(view) and inner.closing is None:
+            end = router.frame_end(view, position)
+            inner.receive(view[position:end], now)
+            router.note(view[position:end])
+            position = end
+        inner.take_output()
+        return inner.closing is None and (inner.principal_name is not None or not router.needs_login)
 
     def _is_free(self, place: int) -> bool:
         """Is everything answered that was asked elsewhere than there?"""

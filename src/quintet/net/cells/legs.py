@@ -34,6 +34,9 @@ class Links(Protocol):
     def path(self, cell: int) -> str:
         """The socket of a cell's process."""
 
+    def hand_over(self, cell: int, connection: SessionConnection, said: wire.Opening, read: bytes) -> bool:
+        """Let a cell's process go on with a client, and with what was read from it. False: it stays here."""
+
 
 class Leg(asyncio.Protocol):
     """One. Everything but the making of it happens in turns of the loop."""

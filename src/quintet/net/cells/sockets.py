@@ -7,10 +7,18 @@ stays what it is. Before, each address is bound alone: two brokers of one user m
 import socket
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from quintet.net.doors import cannot_listen
 from quintet.net.listener import BACKLOG
 from quintet.protocols.door import AnyDoor, Options
+
+
+class Links(NamedTuple):
+    """Where one cell's process accepts from the others."""
+
+    legs: socket.socket
+    handed: socket.socket
 
 
 def bind_all(doors: Iterable[tuple[AnyDoor, Options]], cells: int) -> list[dict[str, socket.socket]]:
@@ -34,16 +42,27 @@ def link_path(folder: Path, cell: int) -> str:
     return str(folder / f"cell-{cell}")
 
 
-def bind_links(folder: Path, cells: int) -> list[socket.socket]:
+def handed_path(folder: Path, cell: int) -> str:
+    return str(folder / f"handed-{cell}")
+
+
+def bind_links(folder: Path, cells: int) -> list[Links]:
     """The sockets between processes, in a folder of this user alone. What connects while a cell starts waits for it."""
-    found = []
-    for cell in range(cells):
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.setblocking(False)
-        made.bind(link_path(folder, cell))
-        made.listen(BACKLOG)
-        found.append(made)
-    return found
+    return [
+        Links(
+            _between(link_path(folder, cell), socket.SOCK_STREAM),
+            _between(handed_path(folder, cell), socket.SOCK_SEQPACKET),
+        )
+        for cell in range(cells)
+    ]
+
+
+def _between(path: str, kind: socket.SocketKind) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, kind)
+    made.setblocking(False)
+    made.bind(path)
+    made.listen(BACKLOG)
+    return made
 
 
 def close_all(sockets: Iterable[dict[str, socket.socket]]) -> None:

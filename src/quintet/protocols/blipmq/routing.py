@@ -28,6 +28,7 @@ class BlipRouter:
     """See above. Remembers HELLO and AUTH, for the sessions of other cells."""
 
     needs_login = True
+    at_once = True
 
     def __init__(self, cells: CellMap, own: int, frame_bytes_max: int, _session: "Session") -> None:
         self._cells = cells

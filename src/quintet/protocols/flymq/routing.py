@@ -117,6 +117,7 @@ class FlyRouter:
         self.reached: set[int] = set()
 
     needs_login = True
+    at_once = False  # passwords are checked in a thread
 
     @property
     def login(self) -> bytes:
