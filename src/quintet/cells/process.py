@@ -43,6 +43,7 @@ class CellProcess(server.Server):
     def _make_doors(self, tls: Path) -> OpenDoors:
         place = self.place
         self.broker.topics.check_place = self.check_place
+        self.broker.refuse_changes()
         self.broker.subscriptions.number_for(place.cell, place.cells.count)
         doors = CellDoors(self.broker, self._scheduler, self._limits_of, server.report, self.output, self.turns, tls)
         doors.place = place

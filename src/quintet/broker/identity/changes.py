@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from quintet.broker.audit.audit_log import Recorder, Result
-from quintet.model.errors import AuthError, Busy, Forbidden, message_of
+from quintet.model.errors import AuthError, Busy, Forbidden, OtherCell, message_of
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Mutex, Promise, next_turn
 
@@ -65,12 +65,24 @@ class Changes:
         self._scheduler = scheduler
         self._audit = audit
         self._mutex = Mutex()
+        self.configured_only = (
+            False  # users, rules and quotas are those of the configuration: one cell of several (ADR 47)
+        )
+
+    def check(self, actor: str) -> None:
+        """OtherCell if nobody but the configuration may change something."""
+        if self.configured_only and actor != CONFIGURATION:
+            raise OtherCell(
+                "users, keys, access rules and quotas of a broker with several cells are those of its configuration",
+                hint="change the configuration and send SIGHUP",
+            )
 
     def audited(self, type: str, actor: str, resource: str, peer: str, **details: object) -> Audited:
         return Audited(self._audit, self._scheduler, type, actor, resource, peer, details)
 
     def alone(self, actor: str) -> Mutex:
         """Whoever changes something is in this. Raises Busy if too many wait; the configuration is not turned away."""
+        self.check(actor)
         if self._mutex.waiting >= CHANGES_WAITING_MAX and actor != CONFIGURATION:
             raise Busy(f"{self._mutex.waiting} changes wait already", hint="try again in a moment")
         return self._mutex

@@ -180,6 +180,7 @@ class Keys:
         """A new key of this user ("": the actor's own), called `name`, until `expires_s` (0: for good)."""
         audited = self._audited("key.create", actor, user, peer, name=name)
         async with audited:
+            self._users.changes.check(actor.name)
             owner = self._owner(actor, user)
             self._check_new(owner, name, expires_s)
             born = self._users.born(owner)
@@ -213,6 +214,7 @@ class Keys:
     async def remove(self, actor: Principal, user: str, id: str, *, peer: str = "") -> KeyInfo:
         """The key of this id stops working, at once. The user is whose it is ("": the actor's)."""
         async with self._audited("key.delete", actor, user, peer, id=id):
+            self._users.changes.check(actor.name)
             owner = self._owner(actor, user)
             row = next((row for row in self._table if row.id == id and row.user == owner), None) if id else None
             if row is None:

@@ -118,7 +118,7 @@ class Quotas:
         topics: CountedTopics,
     ) -> None:  # fmt: skip
         self._access = access
-        self._changes = changes
+        self._changes = self.changes = changes
         self._scheduler = scheduler
         self._tenants = tenants
         self._topics = topics

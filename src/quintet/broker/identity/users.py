@@ -104,7 +104,7 @@ class Users:
         self._hashing = Hashing(scheduler, entropy)
         self._logins = Logins(self._hashing, scheduler, entropy)
         self._table = Table(log, *USERS_TABLE, UserRow)
-        self._changes = Changes(scheduler, audit)
+        self._changes = self.changes = Changes(scheduler, audit)
         self._reloads = Mutex()
         self._twins: dict[str, str] = {}
         self._last_version = 0
