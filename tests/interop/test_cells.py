@@ -27,7 +27,7 @@ from tests.interop.test_sockets import url_of
 
 WAIT_S = 30.0
 CELLS = 2
-MESSAGES = 20
+MESSAGES = 5
 ROUNDS = 40
 SHARED = ("blipmq", "flymq", "fast")
 SUBSCRIBED: dict[str, dict[str, Any]] = {
@@ -284,6 +284,21 @@ async def test_a_schema_of_another_cell_is_refused_with_a_sentence(server: Serve
 def scraped(server: Server, path: str) -> str:
     with urlopen(f"http://127.0.0.1:{server.ports['admin']}{path}", timeout=WAIT_S) as answer:
         return str(answer.read().decode())
+
+
+async def test_a_connection_is_moved_to_the_process_of_its_first_topic(server: Server) -> None:
+    topic = topic_of(1)
+    async with AsyncExitStack() as stack:
+        for url in [server.url] * 8:
+            bus = await stack.enter_async_context(quintet.connect(url))
+            await bus.publish(topic, b"x")
+        found = ""
+        async with asyncio.timeout(WAIT_S):
+            while 'quintet_connections{cell="1",door="blipmq"} 8.0' not in found:
+                found = await asyncio.to_thread(scraped, server, "/metrics")
+                await asyncio.sleep(0.2)
+        assert 'quintet_connections{cell="0",door="blipmq"} 0.0' in found
+        assert 'quintet_connections{cell="1",door="cells"} 0.0' in found, "and none of them over a leg"
 
 
 async def test_metrics_and_health_are_those_of_every_cell(server: Server) -> None:
