@@ -121,9 +121,13 @@ class Node:
 
     def figure(self, name: str) -> float:
         """Infinite if it does not answer."""
-        if not self.cell()[0]:
+        try:
+            return sum(self._values(name))
+        except ConnectionLost:
             return math.inf
-        return sum(scrape.scrape(f"http://{self.host}:{self.ports['admin']}").values[name].values())
+
+    def _values(self, name: str) -> list[float]:
+        return list(scrape.scrape(f"http://{self.host}:{self.ports['admin']}").values[name].values())
 
 
 class Cell:
@@ -327,6 +331,7 @@ def takeover(arguments: argparse.Namespace) -> None:
             killed = time.monotonic()
             acknowledged(cell, leader)
             found.append(time.monotonic() - killed)
+            say(f"  {found[-1]:.1f} s, load average {os.getloadavg()[0]:.1f}")
             leader.start()
     said = ", ".join(f"{value:.1f}" for value in found)
     say(
