@@ -209,7 +209,7 @@ def run(
         process.kill()
         process.communicate()
         raise
-    return subprocess.CompletedProcess(list(arguments), process.wait(), out, err)
+    return subprocess.CompletedProcess(list(arguments), process.wait(timeout), out, err)
 
 
 # -- in the template ---------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Host:
 
     def end(self) -> tuple[int, bytes, bytes]:
         out, err = self.process.communicate(timeout=WAIT_S)
-        return self.process.wait(), out, err
+        return self.process.wait(WAIT_S), out, err
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,7 @@ def cli(server: Server) -> Cli:
 
 def finish(process: forks.Process) -> tuple[int, bytes, str]:
     out, error = process.communicate(timeout=WAIT_S)
-    return process.wait(), out, error.decode()
+    return process.wait(WAIT_S), out, error.decode()
 
 
 def test_values(cli: Cli, topic: str) -> None:
