@@ -101,7 +101,7 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@QUINTET_TEST_LONG=1 QUINTET_S3_BYTES=1300 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py \
 		tests/log/test_flips.py tests/log/test_torn.py tests/log/test_journal.py tests/log/test_model.py tests/broker/test_groups_model.py
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q --timeout=3600 tests/interop/test_felix_rights.py tests/protocols/flymq/test_transactions.py tests/protocols/flymq/test_producers.py \
-		tests/kernel/test_arrow_columns.py tests/kernel/test_records.py tests/protocols/felix/test_isolation.py \
+		tests/kernel/test_arrow_columns.py tests/kernel/test_records.py tests/protocols/felix/test_isolation.py tests/protocols/*/test_session.py \
 		$$(grep -rl --include='*.py' '@given' tests)
 
 # make cellfaults FAULTS=300 SEED=1: rounds that are done are kept in .venv, so a run that was stopped goes on.
