@@ -8,7 +8,7 @@ from typing import Any
 import fastavro
 import pytest
 from google.protobuf import message_factory
-from hypothesis import assume, event, given
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from quintet.broker.schemas.compatibility import incompatibilities, reads
@@ -339,6 +339,7 @@ def evolutions(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return old, rec(*fields)
 
 
+@settings(max_examples=400, deadline=None)
 @given(st.data(), evolutions())
 def test_what_avro_calls_compatible_fastavro_reads(
     data: st.DataObject, pair: tuple[dict[str, Any], dict[str, Any]]
@@ -355,6 +356,7 @@ def test_what_avro_calls_compatible_fastavro_reads(
         fastavro.schemaless_reader(buffer, old, new)
 
 
+@settings(max_examples=200, deadline=None)
 @given(st.data(), records())
 def test_a_field_with_a_default_may_come_and_go(data: st.DataObject, old: dict[str, Any]) -> None:
     new = rec(*old["fields"], fld("extra", "long", default=7))
@@ -434,6 +436,7 @@ def json_evolutions(draw: st.DrawFn) -> tuple[Any, Any]:
     return (old, new) if draw(st.booleans()) else (new, old)
 
 
+@settings(max_examples=600, deadline=None)
 @given(json_evolutions(), st.lists(json_values, min_size=1, max_size=8))
 def test_what_fits_the_writer_fits_a_compatible_reader(pair: tuple[Any, Any], values: list[Any]) -> None:
     old, new = pair

@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pytest
 from google.protobuf import descriptor_pb2, json_format, message_factory
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quintet.broker.schemas import protofile
@@ -281,6 +281,7 @@ MIXED = {
 }
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=40))
 def test_what_the_walk_takes_fastavro_reads_to_the_same_end(message: bytes) -> None:
     if not AvroSchema(raw(MIXED)).check(message):
@@ -441,6 +442,7 @@ words = st.lists(
 )  # fmt: skip
 
 
+@settings(max_examples=300, deadline=None)
 @given(words.map(" ".join))
 @example('syntax = "proto3"; message A { reserved')
 @example('syntax = "proto3"; message A { string x = 1 [')
@@ -466,6 +468,7 @@ definitions = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=500, deadline=None)
 @given(st.sampled_from(["json", "avro"]), definitions, st.binary(max_size=8))
 def test_any_json_is_a_definition_or_refused(type: str, definition: object, message: bytes) -> None:
     try:
@@ -476,6 +479,7 @@ def test_any_json_is_a_definition_or_refused(type: str, definition: object, mess
         assert all(isinstance(reason, str) for reason in validator.check(message))
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_message_or_not(message: bytes) -> None:
     for validator in (JsonSchema(raw(ORDER)), AvroSchema(raw(MIXED)), ProtobufSchema(SHOP.encode())):

@@ -39,7 +39,7 @@ def of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 REQUESTS = st.one_of([st.tuples(st.just(name), of(ask)) for name, (ask, _) in wire.ACTIONS.items()])
-QUIET = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def code_of(error: flight.FlightError) -> str:

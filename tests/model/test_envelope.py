@@ -10,7 +10,7 @@ from hmac import digest
 from random import Random
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quintet.model import envelope
@@ -137,6 +137,7 @@ def same(random: Random) -> None:
     assert verify(object_of(random, strings, body, hmac).encode(), SECRET)
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_both_implementations_agree(seed: int) -> None:
     same(Random(seed))
@@ -157,6 +158,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=300, deadline=None)
 @given(value=JSON, ascii=st.booleans(), indent=st.sampled_from([None, 0, 2]), names=st.tuples(TEXT, TEXT, TEXT))
 @example(value="<>&\u2028\u2029", ascii=False, indent=None, names=("<", "&", "\u2028"))
 def test_what_another_language_writes(value: object, ascii: bool, indent: int | None, names: tuple[str, ...]) -> None:

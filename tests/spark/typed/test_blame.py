@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.spark.typed import decoder
@@ -124,6 +124,7 @@ def json_value(node: Node, value: Any, path: Path, broken: Path, bad: Any, float
     return float(value) if node.kind == "int" and floats else value
 
 
+@settings(max_examples=150, deadline=None)
 @given(cases(), st.booleans())
 def test_the_broken_field_of_a_json_value_is_the_one_named(
     case: tuple[Node, Any, Path, str, int], floats: bool
@@ -194,6 +195,7 @@ def avro_value(node: Node, value: Any, path: Path, broken: Path, bad: bytes) -> 
     return b"\x02" * (node.kind == "perhaps") + zigzag(len(value)) + str(value).encode()
 
 
+@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_the_broken_field_of_an_avro_value_is_the_one_named(case: tuple[Node, Any, Path, str, int]) -> None:
     root, value, path, kind, way = case
@@ -253,6 +255,7 @@ def proto_value(node: Node, value: Any, path: Path, broken: Path, way: int) -> b
     return out
 
 
+@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_the_broken_field_of_a_protobuf_value_is_the_one_named(case: tuple[Node, Any, Path, str, int]) -> None:
     root, value, path, _, way = case

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.model.errors import SchemaInvalid
@@ -75,6 +75,7 @@ def plain(row: tuple[str | None, int, str]) -> bytes:
     return (b"\x00" if note is None else b"\x02" + text(note)) + bytes((2 * number,)) + text(name)
 
 
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(TEXTS, st.integers(0, 60), st.text("ab\x00\x01", max_size=6)), min_size=1, max_size=5), st.data()
 )
