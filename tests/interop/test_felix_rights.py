@@ -25,7 +25,7 @@ from tests.interop.rights_world import MADE, USERS, Door, World, allowed, disagr
 from tests.protocols.felix.helpers import OURS, SECRET, Connection, FelixSim, Stream
 from tests.wire import felix as wire
 
-TRIPLES: Final = 100_000 if os.environ.get("QUINTET_TEST_LONG") else 5_000  # `make campaign` sees the more
+TRIPLES: Final = 100_000 if os.environ.get("QUINTET_TEST_LONG") else 10_000  # `make campaign` sees the more
 SPACE: Final = ("felix", "x")
 OTHER_SECRET: Final = b"a secret of somebody else, and long enough"
 LIFE_S: Final = 36_000

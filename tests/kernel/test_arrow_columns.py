@@ -16,7 +16,7 @@ from tests.kernel import generate
 from tests.kernel.frames import native_twin
 from tests.kernel.test_differential import LONG, TIMES, same, valid_batch
 
-CASES = (5_000 if LONG else 400) * TIMES
+CASES = (5_000 if LONG else 800) * TIMES
 SEED = 20261116
 ALL = 63
 OFFSET, TIMESTAMP, VALUE, KEY, HEADERS, ORIGIN = (1 << bit for bit in range(6))

@@ -20,8 +20,8 @@ from tests.kernel.frames import native_twin
 
 LONG = bool(os.environ.get("QUINTET_TEST_LONG"))
 TIMES = int(os.environ.get("QUINTET_DIFF_CASES", "1"))
-CASES = (10_000 if LONG else 1_000) * TIMES
-EXAMPLES = (2_000 if LONG else 100) * TIMES
+CASES = (10_000 if LONG else 2_000) * TIMES
+EXAMPLES = (2_000 if LONG else 300) * TIMES
 SEED = 20261115
 NOW = 100
 MAX_FRAME = 1 << 20
