@@ -93,6 +93,7 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python tests/crash/doors.py --kills 1000
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python -m tests.kernel.test_tails 1000000
+	@$(BIN)/python -m tests.kernel.test_lent 1000000
 	@$(BIN)/python -m tests.log.cell_world --seeds 100000
 	@$(BIN)/python -m tests.log.cell_trims --seeds 20000
 	@$(BIN)/python tests/crash/backup.py --backups 50

@@ -147,8 +147,55 @@ fn split_set<'py>(
 
 /// A run of PRODUCE frames, or one record set, as `fly_split` gives it.
 type RunGiven<'py> = (u8, Vec<(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)>, Bound<'py, PyBytes>);
-type Appended<'py> =
-    (Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
+type Appended<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
+/// A group that was appended, or that is left for Python: topic, partition, batch, no error.
+type Placed<'py> = (Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, Bound<'py, PyBytes>);
+
+/// Appends the groups of a run that go to partitions in files, or to memory, and need no decision. None: there is none in files, and
+/// nothing was done. Else (ticket, groups, order, [(number, records) of those that are left], ways, topic).
+fn append_lent<'py>(
+    py: Python<'py>,
+    tails: &mut Tails,
+    routes: &Routes,
+    (_, groups, order): &RunGiven<'py>,
+    now: i64,
+) -> PyResult<Option<(Bound<'py, PyAny>, Option<Py<PyAny>>)>> {
+    let route_of = |(topic, _, batch, _): &(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)| {
+        // SAFETY: the lock is held and no Python code runs while the slice lives.
+        let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
+        routes.find(topic.as_bytes()).filter(|route| route.keeps && !idempotent)
+    };
+    let in_files = |one: &(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)| {
+        route_of(one).is_some_and(|route| tails.takes_lent(route.handle, one.1, one.2.len()))
+    };
+    if !groups.iter().any(in_files) {
+        return Ok(None);
+    }
+    let ticket = tails.ticket();
+    let nothing = PyBytes::new(py, &[]);
+    let mut placed: Vec<Placed<'py>> = Vec::with_capacity(groups.len());
+    let (mut rest, mut ways, mut last) = (Vec::new(), 0u8, None);
+    for (number, one) in groups.iter().enumerate() {
+        let (topic, partition, batch, count) = one;
+        let (route, given) = (route_of(one), batch.clone().unbind());
+        let mut chosen = *partition;
+        match route {
+            Some(route) if tails.takes_lent(route.handle, *partition, batch.len()) => {
+                let inline;
+                (chosen, inline) =
+                    tails.publish_lent(py, route.handle, *partition, *count, &given, now, (ticket, number))?;
+                ways |= if inline { 2 } else { 1 };
+                last = Some(route.topic.clone_ref(py));
+            }
+            Some(route) if tails.takes(route.handle, *partition) => {
+                chosen = tails.publish_at(py, route.handle, *partition, *count, &given, now)?;
+            }
+            _ => rest.push((number, *count)),
+        }
+        placed.push((topic.clone(), chosen, batch.clone(), nothing.clone()));
+    }
+    Ok(Some(((ticket, placed, order, rest, ways).into_pyobject(py)?.into_any(), last)))
+}
 
 /// Where the groups of a run go, if Python needs to look at none of them.
 fn routes_of<'a>(tails: &Tails, routes: &'a Routes, run: &RunGiven<'_>) -> Option<Vec<&'a Route>> {
@@ -225,6 +272,12 @@ pub fn fly_append<'py>(
             && (append_sets || run.0 != fly::PRODUCE_RECORDS)
         {
             let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
+            if run.0 == fly::PRODUCE
+                && let Some((held, topic)) = append_lent(py, &mut tails, &routes, &run, now)?
+            {
+                items.del_item(0)?;
+                return Ok((held, items, end, fatal, unknown, topic));
+            }
             if let Some(known) = routes_of(&tails, &routes, &run) {
                 answers = append_run(py, &mut tails, &known, &run, now, flags, &mut answered)?;
                 last = known.last().map(|route| route.topic.clone_ref(py));
@@ -237,7 +290,7 @@ pub fn fly_append<'py>(
             }
         }
         let answers = answers.unwrap_or_else(|| PyBytes::new(py, &answered));
-        return Ok((answers, items, end, fatal, unknown, last));
+        return Ok((answers.into_any(), items, end, fatal, unknown, last));
     }
 }
 

@@ -1,11 +1,11 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
-//! `ws_py.rs` for WebSocket, `records_py.rs` for record sets, `tails.rs` for the newest part of partitions in memory, `quic_py.rs` for QUIC, which has a socket and a thread,
+//! `ws_py.rs` for WebSocket, `records_py.rs` for record sets, `tails.rs` and `lent.rs` for the newest part of partitions in memory and in files, `quic_py.rs` for QUIC, which has a socket and a thread,
 //! `disk.rs` for threads that write files):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
 //! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs`, `records.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
-//! columns are made or taken; no I/O and no clock outside of QUIC and `disk.rs`; state only in these and `tails.rs`.
+//! columns are made or taken; no I/O and no clock outside of QUIC and `disk.rs`; state only in these, `tails.rs` and `lent.rs`.
 
 mod arrow;
 mod arrow_py;
@@ -25,7 +25,9 @@ mod felix_py;
 mod fly;
 mod fly_py;
 mod fly_reply;
+mod lent;
 mod make;
+mod merging;
 #[cfg(unix)]
 mod quic;
 #[cfg(unix)]

@@ -7,16 +7,16 @@
 //!
 //!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 
-use crate::batch::{self, Batch, SPARSE};
-use crate::{make, refuse, zeroed_array};
+use crate::batch::{self, Batch};
+use crate::lent::{Lents, Recalled, Sealed, Terms};
+use crate::merging::{group_end, merged};
+use crate::{make, refuse};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-const MERGE_INPUT_BYTES_MAX: usize = 64 * 1024; // a larger batch goes as it is: copying it would cost more than it saves
-const MERGE_OUTPUT_BYTES_MAX: usize = 1024 * 1024;
 const IN_ORDER_US: i64 = 60_000_000; // as in model/clocks.py: a clock that was set back by more is believed
 
 struct Pending {
@@ -55,6 +55,7 @@ struct Tail {
 struct Topic {
     generation: u32,
     open: bool,
+    lent: bool, // its partitions are in files: the slots are those of `Lents`
     slots: Vec<usize>,
     next: usize,
     published: u64,
@@ -84,20 +85,21 @@ pub struct Tails {
     freed_max: usize,
     view: Py<PyAny>,
     counts: Counts,
+    lents: Lents,
 }
 
 /// The bytes of a batch that only the tails hold, or that nobody writes to: no Python code runs while the slice lives.
-fn bytes_of<'a>(py: Python<'_>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
+pub fn bytes_of<'a>(py: Python<'_>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
     // SAFETY: the lock is held, and the callers run no Python code before the slice is gone; the object lives as long as `batch`.
     unsafe { std::slice::from_raw_parts(batch.bind(py).data(), batch.bind(py).len()) }
 }
 
 /// A clock that was set back a little does not take the time back with it.
-fn following(now: i64, last: i64) -> i64 {
+pub fn following(now: i64, last: i64) -> i64 {
     if now < last && last <= now + IN_ORDER_US { last } else { now }
 }
 
-fn place(py: Python<'_>, batch: &Py<PyByteArray>, base: u64, now: i64) -> PyResult<()> {
+pub fn place(py: Python<'_>, batch: &Py<PyByteArray>, base: u64, now: i64) -> PyResult<()> {
     // SAFETY: as in `bytes_of`; a pending batch is handed over by who appended it.
     let d = unsafe { batch.bind(py).as_bytes_mut() };
     make::seal(d, Some((base as i64, now)), None).map_err(refuse)
@@ -138,11 +140,52 @@ impl Tails {
 
     /// Is this handle current and open, and does its topic have this partition (-1: the next in turn)?
     pub fn takes(&self, handle: u64, partition: i32) -> bool {
-        self.topics.get(handle as u32 as usize).is_some_and(|topic| {
+        self.current(handle, partition).is_some_and(|topic| !topic.lent)
+    }
+
+    /// The same of a topic in files, for a batch of this size.
+    pub fn takes_lent(&self, handle: u64, partition: i32, size: usize) -> bool {
+        self.current(handle, partition).is_some_and(|topic| {
+            let number = if partition < 0 { topic.next } else { partition as usize };
+            topic.lent && self.lents.takes(topic.slots[number], size)
+        })
+    }
+
+    fn current(&self, handle: u64, partition: i32) -> Option<&Topic> {
+        self.topics.get(handle as u32 as usize).filter(|topic| {
             topic.open
                 && topic.generation == (handle >> 32) as u32
                 && (-1..topic.slots.len() as i64).contains(&i64::from(partition))
         })
+    }
+
+    /// The number of a run of which some was appended to partitions in files: who waits for it is known by it.
+    pub fn ticket(&mut self) -> u64 {
+        self.lents.ticket += 1;
+        self.lents.ticket
+    }
+
+    /// As `publish_at`, of what `takes_lent` said yes to: group `number` of the run with this ticket. Its partition, and whether it is
+    /// written inline.
+    #[allow(clippy::too_many_arguments)]
+    pub fn publish_lent(
+        &mut self,
+        py: Python<'_>,
+        handle: u64,
+        partition: i32,
+        count: u64,
+        batch: &Py<PyByteArray>,
+        now: i64,
+        waits: (u64, usize),
+    ) -> PyResult<(i32, bool)> {
+        let topic = &mut self.topics[handle as u32 as usize];
+        let number = if partition < 0 { topic.next } else { partition as usize };
+        if partition < 0 {
+            topic.next = if number + 1 < topic.slots.len() { number + 1 } else { 0 };
+        }
+        topic.published += count;
+        let inline = self.lents.append(py, topic.slots[number], batch, now, waits.0, waits.1)?;
+        Ok((number as i32, inline))
     }
 
     /// Append what `takes` said yes to, and give it the offset and the time it will have; returns its partition.
@@ -190,11 +233,12 @@ impl Tails {
             let one = pending.pop().expect("one is there");
             self.keep(py, slot, one.batch, now)?;
         } else {
+            let parts: Vec<&Py<PyByteArray>> = pending.iter().map(|one| &one.batch).collect();
             let mut first = 0;
             while first < pending.len() {
-                let last = group_end(py, &pending, first);
+                let last = group_end(py, &parts, first);
                 let group = &pending[first..last];
-                if let Some(batch) = merged(py, group, now) {
+                if let Some(batch) = merged(py, &parts[first..last], now) {
                     for one in group.iter().filter(|one| one.waits) {
                         place(py, &one.batch, one.base, now)?;
                     }
@@ -291,38 +335,6 @@ impl Tails {
     }
 }
 
-/// Where the run of small batches of one kind that begins with `first` ends: they may become one batch.
-fn group_end(py: Python<'_>, pending: &[Pending], first: usize) -> usize {
-    let kind = |one: &Pending| {
-        let d = bytes_of(py, &one.batch);
-        let columns = batch::u16_at(d, 14);
-        let producer = d[48..56].iter().any(|byte| *byte != 0);
-        let mergeable = d.len() <= MERGE_INPUT_BYTES_MAX && columns & SPARSE == 0 && !producer;
-        (mergeable, batch::u16_at(d, 12), d.len())
-    };
-    let (mergeable, flags, mut size) = kind(&pending[first]);
-    let mut last = first + 1;
-    while mergeable && last < pending.len() {
-        let (fits, same, more) = kind(&pending[last]);
-        if !fits || same != flags || size + more > MERGE_OUTPUT_BYTES_MAX {
-            break;
-        }
-        size += more;
-        last += 1;
-    }
-    last
-}
-
-/// One batch of several; None: there is only one, or they have more origins than a batch can name.
-fn merged(py: Python<'_>, group: &[Pending], now: i64) -> Option<Py<PyByteArray>> {
-    if group.len() == 1 {
-        return None;
-    }
-    let parts: Vec<&[u8]> = group.iter().map(|one| bytes_of(py, &one.batch)).collect();
-    let merge = make::Merge::new(&parts, now).ok()?;
-    Some(zeroed_array(py, merge.head.length, |d| merge.fill(d)).ok()?.unbind())
-}
-
 #[pymethods]
 impl Tails {
     /// Whoever made it holds it, and `view` holds them: the collector must see that. Batches and what `view` made of them lead nowhere.
@@ -351,6 +363,7 @@ impl Tails {
             freed_max,
             view,
             counts: Counts::default(),
+            lents: Lents::new(object_bytes, freed_max),
         }
     }
 
@@ -387,8 +400,10 @@ impl Tails {
         Ok(())
     }
 
-    fn add_topic(&mut self, slots: Vec<usize>) -> PyResult<u64> {
-        if slots.is_empty() || slots.iter().any(|slot| *slot >= self.tails.len()) {
+    #[pyo3(signature = (slots, lent=false))]
+    fn add_topic(&mut self, slots: Vec<usize>, lent: bool) -> PyResult<u64> {
+        let known = |slot: &usize| if lent { self.lents.has(*slot) } else { *slot < self.tails.len() };
+        if slots.is_empty() || !slots.iter().all(known) {
             return Err(refuse("no such tail"));
         }
         let index = self.free_topics.pop().unwrap_or_else(|| {
@@ -396,11 +411,15 @@ impl Tails {
             self.topics.len() - 1
         });
         for slot in &slots {
-            self.tails[*slot].topic = Some(index);
+            if lent {
+                self.lents.set_topic(*slot, Some(index));
+            } else {
+                self.tails[*slot].topic = Some(index);
+            }
         }
         let topic = &mut self.topics[index];
         topic.generation = topic.generation.wrapping_add(1);
-        (topic.open, topic.next, topic.published, topic.slots) = (true, 0, 0, slots);
+        (topic.open, topic.lent, topic.next, topic.published, topic.slots) = (true, lent, 0, 0, slots);
         Ok(u64::from(topic.generation) << 32 | index as u64)
     }
 
@@ -409,8 +428,13 @@ impl Tails {
         let Some(topic) = self.topics.get_mut(index) else { return };
         if topic.generation == (handle >> 32) as u32 && !topic.slots.is_empty() {
             topic.open = false;
+            let lent = topic.lent;
             for slot in std::mem::take(&mut topic.slots) {
-                self.tails[slot].topic = None;
+                if lent {
+                    self.lents.set_topic(slot, None);
+                } else {
+                    self.tails[slot].topic = None;
+                }
             }
             self.free_topics.push(index);
         }
@@ -501,7 +525,104 @@ impl Tails {
 
     fn take_counts(&mut self) -> (u64, u64, u64, u64) {
         let counts = std::mem::take(&mut self.counts);
-        (counts.appends, counts.batches, counts.bytes, counts.dropped)
+        let lents = &mut self.lents;
+        let [appends, batches, bytes] =
+            [&mut lents.appends, &mut lents.batches, &mut lents.written].map(std::mem::take);
+        (counts.appends + appends, counts.batches + batches, counts.bytes + bytes, counts.dropped)
+    }
+
+    // -- partitions in files: the work is in lent.rs --
+
+    fn open_lent(&mut self) -> usize {
+        self.lents.open_slot()
+    }
+
+    fn close_lent(&mut self, slot: usize) -> PyResult<()> {
+        if let Some(topic) = self.lents.close_slot(slot)? {
+            self.topics[topic].open = false;
+        }
+        Ok(())
+    }
+
+    fn lend(&mut self, slot: usize, inline: bool, terms: Terms, link: &[u8], key: &[u8]) -> PyResult<()> {
+        self.lents.lend(slot, inline, terms, link, key)
+    }
+
+    fn append_lent(
+        &mut self,
+        py: Python<'_>,
+        slot: usize,
+        batch: Py<PyByteArray>,
+        now: i64,
+        ticket: u64,
+    ) -> PyResult<Option<u64>> {
+        let d = bytes_of(py, &batch);
+        if Batch::open(d, 0).map_err(refuse)?.head.length != d.len() {
+            return Err(refuse("the bytearray must hold exactly one batch"));
+        }
+        if !self.lents.has(slot) || !self.lents.takes(slot, d.len()) {
+            return Ok(None);
+        }
+        let base = self.lents.end(slot)?;
+        self.lents.append(py, slot, &batch, now, ticket, 0)?;
+        Ok(Some(base))
+    }
+
+    fn extend_lent(&mut self, slot: usize, limit: u64) -> PyResult<()> {
+        self.lents.extend(slot, limit)
+    }
+
+    fn lent_end(&mut self, slot: usize) -> PyResult<u64> {
+        self.lents.end(slot)
+    }
+
+    fn dirty_lent(&self, inline: bool) -> Vec<usize> {
+        self.lents.dirty(inline)
+    }
+
+    fn seal_lent<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize) -> PyResult<Sealed<'py>> {
+        self.lents.seal(py, inline, bytes_max)
+    }
+
+    fn commit_lent(&mut self, py: Python<'_>, inline: bool) -> PyResult<()> {
+        self.lents.commit(py, inline)
+    }
+
+    fn recall<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Recalled<'py>> {
+        self.lents.recall(py, slot)
+    }
+
+    fn keep_lent(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>) -> PyResult<()> {
+        self.lents.keep(py, slot, batch)
+    }
+
+    fn forget_lent(&mut self, slot: usize) -> PyResult<()> {
+        self.lents.forget(slot)
+    }
+
+    fn read_lent<'py>(
+        &mut self,
+        py: Python<'py>,
+        slot: usize,
+        offset: u64,
+        max_bytes: i64,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
+        let make = self.view.clone_ref(py);
+        self.lents.read(py, slot, offset, max_bytes, &make)
+    }
+
+    fn set_lending(&mut self, open: bool, bytes_max: usize) {
+        (self.lents.open, self.lents.bytes_max) = (open, bytes_max);
+    }
+
+    #[getter]
+    fn lent_unsynced(&self) -> usize {
+        self.lents.unsynced()
+    }
+
+    #[getter]
+    fn lent_bytes(&self) -> usize {
+        self.lents.bytes
     }
 }
 

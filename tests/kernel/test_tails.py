@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from quintet.kernel import pure, pure_tails
+from quintet.kernel import pure, pure_lent
 from quintet.log.embedded.partitions import merging
 from quintet.model import clocks
 from tests.kernel import fly_frames, generate
@@ -23,7 +23,7 @@ from tests.wire.blipmq import ping, pong, records, text
 from tests.wire.fast import subscribe
 from tests.wire.records import Record, pack
 
-RUST: Final = Path(__file__).parents[2] / "kernel/src/tails.rs"
+RUST: Final = [Path(__file__).parents[2] / "kernel/src" / name for name in ("tails.rs", "merging.rs")]
 NAMES: Final = [b"t%d" % number for number in range(6)]
 FAST_NAMES: Final = [struct.pack(">I", number) + b"good" for number in range(4)]
 HISTORIES: Final = 300
@@ -372,6 +372,10 @@ def test_what_holds_its_tails_is_collected_with_them(k: ModuleType) -> None:
     assert gone() is None
 
 
+def rust_text() -> str:
+    return "".join(path.read_text() for path in RUST)
+
+
 def other_bounds(rust: str) -> dict[str, list[int | None]]:
     """The bounds of the log that this Rust source or the twin has with another value, or not at all: [log, twin, Rust]."""
     found = dict(re.findall(r"^const (\w+): \w+ = ([\d_* ]+);", rust, re.MULTILINE))
@@ -380,17 +384,17 @@ def other_bounds(rust: str) -> dict[str, list[int | None]]:
         "MERGE_INPUT_BYTES_MAX": merging.MERGE_INPUT_BYTES_MAX,
         "MERGE_OUTPUT_BYTES_MAX": merging.MERGE_OUTPUT_BYTES_MAX,
     }
-    values = {name: [value, getattr(pure_tails, name), eval(found.get(name, "None"))] for name, value in log.items()}
+    values = {name: [value, getattr(pure_lent, name), eval(found.get(name, "None"))] for name, value in log.items()}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
 def test_bounds_are_the_same_in_rust_in_the_twin_and_in_the_log() -> None:
     """They are written three times, because neither the kernel nor its twin imports anything of the broker."""
-    assert other_bounds(RUST.read_text()) == {}
+    assert other_bounds(rust_text()) == {}
 
 
 def test_another_bound_in_rust_is_found() -> None:
-    changed = RUST.read_text().replace("IN_ORDER_US: i64 = 60_000_000", "IN_ORDER_US: i64 = 61_000_000")
+    changed = rust_text().replace("IN_ORDER_US: i64 = 60_000_000", "IN_ORDER_US: i64 = 61_000_000")
     assert other_bounds(changed) == {"IN_ORDER_US": [60_000_000, 60_000_000, 61_000_000]}
     assert list(other_bounds("")) == ["IN_ORDER_US", "MERGE_INPUT_BYTES_MAX", "MERGE_OUTPUT_BYTES_MAX"]
 

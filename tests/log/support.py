@@ -25,10 +25,12 @@ class Harness:
         self, disk: Disk | None = None, directory: Path = DATA, start: bool = True, journal: int = 0, **options: Any
     ) -> None:
         """journal: bytes of each file, and everything small goes there; 0: nothing does. options: of the engine. Every segment
-        is a file unless `packs` says otherwise: what is in packs is looked at in test_packs.py, test_crash.py and others."""
+        is a file unless `packs` says otherwise: what is in packs is looked at in test_packs.py, test_crash.py and others. lends: partitions
+        lend themselves to the kernel, as those do that doors publish to (ADR 29)."""
         self.disk: Disk = disk if disk is not None else SimDisk()
         self.directory = directory
         self.journal = journal
+        self.lends = bool(options.pop("lends", False))
         self.options = {"packs": False, **options}
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.acks: list[tuple[int, Exception | None]] = []
@@ -52,6 +54,8 @@ class Harness:
             sync_all_partitions=1 + len(self.acks) % 2 * (1 << 30),  # both ways, by the luck of the seed
             **self.options,
         )
+        if self.lends:
+            self.log.open_topic = self._open_lendable  # type: ignore[method-assign]
         self.log.recover()
         if self.journal:  # there from the start, not only from the second append on; and it grows in small steps
             self.log._shared.committer.first_bytes = max(self.journal // 4, 1024)
@@ -60,6 +64,13 @@ class Harness:
 
     def open(self, spec: TopicSpec | None = None) -> Partition:
         return self.log.open_topic(spec or TopicSpec(TOPIC, "t"))[0]
+
+    def _open_lendable(self, spec: TopicSpec) -> list[Partition]:
+        """As a topic that a door of the kernel publishes to: asked for its slot, a partition lends itself as soon as it can."""
+        partitions = EmbeddedLog.open_topic(self.log, spec)
+        for partition in partitions:
+            assert partition.loan is None or partition.loan >= 0
+        return partitions
 
     def append(self, partition: Partition, values: list[bytes | None], keys: list[bytes | None] | None = None) -> int:
         batch = kernel.build(values, keys=keys, origin=b"test:1")

@@ -7,7 +7,7 @@ than the first row is examples/line_door.py.
               scheduler, subscribe, subscription
     blipmq    matching_topics, slices, tails, tails_appended, topics_version
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
-              matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, topics,
+              matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, tails_held, topics,
               topics_version, transactions, users, wait_for
     fast      queues, tails, tails_appended, tokens
     peerbus   peers
@@ -89,7 +89,7 @@ from quintet.broker.topics.traced import TracedTopic
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.delivery.traces import Traces
-from quintet.log.base import Durability, Log, Partition
+from quintet.log.base import Durability, Held, Log, Partition
 from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch
 from quintet.model.clocks import WallClock
@@ -299,6 +299,10 @@ class Broker:
 
     def tails_appended(self) -> None:
         self.log.tails_appended()
+
+    def tails_held(self, ticket: int, ways: int, held: Held) -> None:
+        """The kernel appended to partitions in files for somebody who waits."""
+        self.log.tails_held(ticket, ways, held)
 
     def publish_target(
         self, principal: Principal, name: bytes, durable: bool, peer: str = "", *, owner: str = ""

@@ -16,6 +16,7 @@ from quintet.kernel.items import (
     FelixItem,
     FelixReply,
     FlyGroup,
+    FlyHeld,
     FlyItem,
     QuicEvent,
     RecordGroups,
@@ -25,6 +26,17 @@ from quintet.kernel.items import (
 
 View = TypeVar("View")
 Target = TypeVar("Target")
+
+# What is lent (Tails.lend): topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
+Terms = tuple[int, int, int, int, int, int, int, int, int]
+Waiting = tuple[bytearray, int, int, int]  # batch, ticket, number of the group, base
+LentRow = tuple[int, int, int, int, int, int, bytes | None, int]  # see Tails.seal_lent
+LentPlace = tuple[int, list[bytearray], int]  # handle, buffers, position
+# What was sealed, see Tails.seal_lent: rows, places, table, body, unfit, appends.
+LentSealed = tuple[list[LentRow], list[LentPlace], bytes, bytes, list[int], int]
+# What was recalled, see Tails.recall: not sealed, being written, position, end, last time, link.
+Recalled = tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting]] | None, int, int, int, bytes | None]
+Link = bytes
 
 # One column of headers for one record: ((name, value or None), ...)
 Header = tuple[bytes, bytes | None]
@@ -291,8 +303,8 @@ class Tails(Generic[View]):
         """A new empty one that keeps about bytes_max; its slot."""
     def close(self, slot: int) -> None:
         """Forget it and all it keeps; a topic it belongs to is closed. The slot may be used again."""
-    def add_topic(self, slots: list[int]) -> int:
-        """A topic of these partitions: its handle, which is never used again."""
+    def add_topic(self, slots: list[int], lent: bool = False) -> int:
+        """A topic of these partitions: its handle, which is never used again. lent: the slots are those of `open_lent`."""
     def remove_topic(self, handle: int) -> None:
         """Whoever still has its handle does not reach it."""
     def published(self, handle: int) -> int:
@@ -316,6 +328,49 @@ class Tails(Generic[View]):
         """(start, visible, end, bytes)"""
     def take_counts(self) -> tuple[int, int, int, int]:
         """Since the last call: appends, batches, bytes of batches, batches dropped."""
+    # Partitions in files. They are lent while nothing about them needs a decision; two ways lead to the disk: by the journal, and
+    # inline, without a sync.
+    def open_lent(self) -> int:
+        """A slot for a partition in files; it is not lent yet."""
+    def close_lent(self, slot: int) -> None:
+        """Forget it; a topic it belongs to is closed. ValueError if it is lent. The slot may be used again."""
+    def lend(self, slot: int, inline: bool, terms: Terms, link: Link, key: Link) -> None:
+        """From now on doors may append: from offset `end` on, to bytes `position` to `limit` of the segment. link: of the batch
+        before, empty if the log has no chain; key: as in `chain`."""
+    def append_lent(self, slot: int, batch: bytearray, now: int, ticket: int) -> int | None:
+        """Take an unsealed batch for who waits by this ticket; its base offset, or None if it is not lent or has no room. Like what
+        doors append it gets its time now, or that of what is pending."""
+    def extend_lent(self, slot: int, limit: int) -> None:
+        """The segment may be written up to here."""
+    def lent_end(self, slot: int) -> int:
+        """The offset that the next append gets."""
+    def dirty_lent(self, inline: bool) -> list[int]:
+        """Slots with something to be sealed on this way; one that was recalled meanwhile may be named twice."""
+    def seal_lent(self, inline: bool, bytes_max: int) -> LentSealed:
+        """(rows, places, table, body, unfit, appends): what was appended on this way since the last call, merged, with its offsets,
+        links and checksums, to be written now. A row is (slot, position, end, base, visible, greatest time, link, batches); places
+        are what goes into the segments, in the order of the rows; table and body are the entries and the batches of a record of the
+        journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
+        recalled. ValueError if what was sealed before is neither committed nor recalled."""
+    def commit_lent(self, inline: bool) -> None:
+        """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out."""
+    def recall(self, slot: int) -> Recalled:
+        """It is not lent any more: (what is not sealed, (position, buffers, who waits) of what is being written or None, position,
+        end, last time, link). ValueError if it is not lent."""
+    def keep_lent(self, slot: int, batch: bytearray) -> None:
+        """Keep a visible batch, the newest of its partition, for `read_lent`; all share one bound, and the oldest go first."""
+    def forget_lent(self, slot: int) -> None:
+        """Keep nothing of it."""
+    def read_lent(self, slot: int, offset: int, max_bytes: int) -> list[View] | None:
+        """Kept batches from the one that holds offset on, about max_bytes of them; None if that one is not kept."""
+    def set_lending(self, open: bool, bytes_max: int) -> None:
+        """May doors append to what is lent? bytes_max: of all that is kept for `read_lent`."""
+    @property
+    def lent_unsynced(self) -> int:
+        """Bytes appended to what is lent and not yet committed."""
+    @property
+    def lent_bytes(self) -> int:
+        """Kept for `read_lent`, with what each batch costs beside them."""
 
 # -- Fast TCP ---------------------------------------------------------------------------------------------------------
 
@@ -432,12 +487,14 @@ def fly_append(
     now: int,
     flags: int,
     append_sets: bool = True,
-) -> tuple[bytes, list[FlyItem], int, int, bytes | None, Target | None]:
+) -> tuple[bytes | FlyHeld, list[FlyItem], int, int, bytes | None, Target | None]:
     """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A run of PRODUCE frames whose
     topics are all known to `routes`, keep and are there in `tails`, with partitions that are there and no idempotent producer, is
     appended and answered as by fly_produced, and is not among the items. Its records get the time `now`, or that of the turn
     if it has one. So are record sets, with append_sets: several that come one behind the other, up to about 1 MiB. The last entry
-    is the topic appended to last, or None."""
+    is the topic appended to last, or None.
+    A run with a group that goes to a partition in files which is lent and has room is not among the items either. All its groups
+    that need no decision are appended, and instead of answers there is what they wait for: see items.FlyHeld."""
 
 def fly_split_one(
     payload: Buffer, counts: dict[bytes, int], origin: bytes

@@ -29,6 +29,9 @@ FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each r
 FlyRecords = tuple[Literal[0x16], list[FlyGroup], bytes]  # the same of one record set
 FlyFrame = tuple[int, int, bytes | memoryview]  # operation, flags, payload
 FlyItem = FlyRun | FlyRecords | FlyFrame
+# A run of which the kernel appended groups to partitions in files: ticket, groups as fly_produced takes them, the group of each
+# record, (number, count) of the groups that it left, ways (1: by the journal, 2: inline, 3: both)
+FlyHeld = tuple[int, list[tuple[bytes, int, bytearray, bytes]], bytes, list[tuple[int, int]], int]
 
 RecordGroups = tuple[
     list[tuple[int, bytearray, int]], bytes

@@ -6,6 +6,7 @@ and makes it visible (`Tails.seal`). No I/O, no clock. `_native.pyi` says what e
     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 """
 
+import builtins
 import struct
 from bisect import bisect_right
 from collections import deque
@@ -14,14 +15,14 @@ from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 from quintet.kernel.buffer import Buffer
-from quintet.kernel.pure_batch import head_of, locate, merge, place
+from quintet.kernel.items import FlyGroup, FlyHeld
+from quintet.kernel.pure_batch import head_of, locate, place
 from quintet.kernel.pure_blip import PUBLISH, RECORDS, RECORDS_TOPIC_AT, blip_split
 from quintet.kernel.pure_fast import fast_split
 from quintet.kernel.pure_fly import FRAME, MAGIC, PRODUCE_RECORDS, VERSION, fly_produced, fly_split
+from quintet.kernel.pure_lent import Lents, Place, Row, Terms, Waiting, merge_groups, merged
+from quintet.kernel.pure_lent import following as _following
 
-MERGE_INPUT_BYTES_MAX = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
-MERGE_OUTPUT_BYTES_MAX = 1024 * 1024
-IN_ORDER_US = 60_000_000  # as in model/clocks.py: a clock that was set back by more is believed
 PING, PONG = 7, 8
 PONG_BYTES = 9
 SETS_BYTES_MAX = 1024 * 1024  # record sets that one call appends: behind so much, the session looks at the time
@@ -29,7 +30,6 @@ SET_OP = bytes((PRODUCE_RECORDS,))
 MICROSECONDS_PER_MILLISECOND = 1000
 FAST_PUBLISH, FAST_OK = 3, 0x7E
 
-_SPARSE = 64
 _KIND = struct.Struct("<12xHH32xQ")  # flags, columns, producer_id
 _FRAME = struct.Struct(">IBQ")
 _SET_GROUP = struct.Struct(">iQIq")  # partition, offset, count, timestamp_ms
@@ -78,12 +78,13 @@ class _Tail(Generic[View]):
 
 
 class _Topic:
-    __slots__ = ("generation", "index", "next", "open", "published", "slots")
+    __slots__ = ("generation", "index", "lent", "next", "open", "published", "slots")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.generation = self.next = self.published = 0
         self.open = False
+        self.lent = False  # its partitions are in files: the slots are those of Lents
         self.slots: list[int] = []
 
 
@@ -105,6 +106,7 @@ class Tails(Generic[View]):
         self._serial = 0
         self._counts = [0, 0, 0, 0]
         self.bytes = 0
+        self.lents: Lents[View] = Lents(view, object_bytes, freed_max)
 
     # -- tails and topics ----------------------------------------------------------------------------------------------
 
@@ -133,8 +135,9 @@ class Tails(Generic[View]):
         tail.kept, tail.pending, tail.bytes, tail.topic, tail.told_time = deque(), [], 0, None, None
         self._free.append(slot)
 
-    def add_topic(self, slots: list[int]) -> int:
-        if not slots or not all(0 <= slot < len(self._tails) for slot in slots):
+    def add_topic(self, slots: list[int], lent: bool = False) -> int:
+        known = len(self.lents.slots) if lent else len(self._tails)
+        if not slots or not all(0 <= slot < known for slot in slots):
             raise ValueError("no such tail")
         if self._free_topics:
             topic = self._topics[self._free_topics.pop()]
@@ -142,7 +145,8 @@ class Tails(Generic[View]):
             topic = _Topic(len(self._topics))
             self._topics.append(topic)
         for slot in slots:
-            self._tails[slot].topic = topic
+            (self.lents.slots if lent else self._tails)[slot].topic = topic
+        topic.lent = lent
         topic.generation = (topic.generation + 1) % (1 << 32)
         topic.open, topic.next, topic.published, topic.slots = True, 0, 0, list(slots)
         return topic.generation << 32 | topic.index
@@ -158,7 +162,7 @@ class Tails(Generic[View]):
         topic = self._topic(handle)
         if topic is not None:
             for slot in topic.slots:
-                self._tails[slot].topic = None
+                (self.lents.slots if topic.lent else self._tails)[slot].topic = None
             topic.open, topic.slots = False, []
             self._free_topics.append(topic.index)
 
@@ -189,8 +193,32 @@ class Tails(Generic[View]):
 
     def takes(self, handle: int, partition: int) -> bool:
         """Is this handle current and open, and does its topic have this partition (-1: the next in turn)?"""
+        topic = self._current(handle, partition)
+        return topic is not None and not topic.lent
+
+    def takes_lent(self, handle: int, partition: int, size: int) -> bool:
+        """The same of a topic in files, for a batch of this size."""
+        topic = self._current(handle, partition)
+        if topic is None or not topic.lent:
+            return False
+        return self.lents.takes(topic.slots[topic.next if partition < 0 else partition], size)
+
+    def _current(self, handle: int, partition: int) -> _Topic | None:
         topic = self._topic(handle)
-        return topic is not None and topic.open and -1 <= partition < len(topic.slots)
+        return topic if topic is not None and topic.open and -1 <= partition < len(topic.slots) else None
+
+    def publish_lent(
+        self, handle: int, partition: int, batch: bytearray, count: int, now: int, ticket: int, number: int
+    ) -> tuple[int, bool]:
+        """As publish_at, of what `takes_lent` said yes to: group `number` of the run with this ticket. Its partition, and whether it
+        is written inline."""
+        topic = self._topic(handle)
+        assert topic is not None
+        if partition < 0:
+            partition = topic.next
+            topic.next = partition + 1 if partition + 1 < len(topic.slots) else 0
+        topic.published += count
+        return partition, self.lents.append(topic.slots[partition], batch, now, ticket, number)
 
     def publish_at(self, handle: int, partition: int, batch: bytearray, count: int, now: int) -> int:
         """Append what `takes` said yes to, and give it the offset and the time it will have; returns its partition."""
@@ -237,16 +265,18 @@ class Tails(Generic[View]):
         self._counts[0] += len(pending)
         now = _following(now, tail.last_time) if tail.told_time is None else tail.told_time
         tail.last_time, tail.told_time = now, None
-        for group in _groups(pending):
-            batch = _merged(group, now)
+        first = 0
+        for group in merge_groups([one.batch for one in pending]):
+            batch = merged(group, now)
             if batch is None:
                 for one in group:
-                    self._keep(slot, one.batch, now)
-                continue
-            for one in group:
-                if one.waits:
-                    place(one.batch, one.base, now)
-            self._keep(slot, batch, now)
+                    self._keep(slot, one, now)
+            else:
+                for waiter in pending[first : first + len(group)]:
+                    if waiter.waits:
+                        place(waiter.batch, waiter.base, now)
+                self._keep(slot, batch, now)
+            first += len(group)
         tail.visible = tail.end
         self.drop_older(slot, -(1 << 63))
 
@@ -340,44 +370,80 @@ class Tails(Generic[View]):
 
     def take_counts(self) -> tuple[int, int, int, int]:
         appends, batches, size, dropped = self._counts
+        more, self.lents.counts = self.lents.counts, [0, 0, 0]
         self._counts = [0, 0, 0, 0]
-        return appends, batches, size, dropped
+        return appends + more[0], batches + more[1], size + more[2], dropped
 
+    # -- partitions in files: the work is in pure_lent.py --------------------------------------------------------------
 
-def _following(now: int, last: int) -> int:
-    """A clock that was set back a little does not take the time back with it."""
-    return last if now < last <= now + IN_ORDER_US else now
+    def open_lent(self) -> int:
+        return self.lents.open_slot()
+
+    def close_lent(self, slot: int) -> None:
+        topic = self.lents.close_slot(slot)
+        if isinstance(topic, _Topic):
+            topic.open = False
+
+    def lend(self, slot: int, inline: bool, terms: Terms, link: bytes, key: bytes) -> None:
+        self.lents.lend(slot, inline, terms, link, key)
+
+    def append_lent(self, slot: int, batch: bytearray, now: int, ticket: int) -> int | None:
+        view = memoryview(batch)
+        if locate(view, 0, head_of(view, 0)).end != len(batch):
+            raise ValueError("the bytearray must hold exactly one batch")
+        view.release()
+        if not 0 <= slot < len(self.lents.slots) or not self.lents.takes(slot, len(batch)):
+            return None
+        base = self.lents.loan(slot).end
+        self.lents.append(slot, batch, now, ticket, 0)
+        return base
+
+    def extend_lent(self, slot: int, limit: int) -> None:
+        if (loan := self.lents.slot(slot).loan) is not None:
+            loan.limit = limit
+
+    def lent_end(self, slot: int) -> int:
+        return self.lents.loan(slot).end
+
+    def dirty_lent(self, inline: bool) -> list[int]:
+        return self.lents.dirty(inline)
+
+    def seal_lent(
+        self, inline: bool, bytes_max: int
+    ) -> tuple[list[Row], list[Place], builtins.bytes, builtins.bytes, list[int], int]:
+        return self.lents.seal(inline, bytes_max)
+
+    def commit_lent(self, inline: bool) -> None:
+        self.lents.commit(inline)
+
+    def recall(
+        self, slot: int
+    ) -> tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting]] | None, int, int, int, builtins.bytes | None]:
+        return self.lents.recall(slot)
+
+    def keep_lent(self, slot: int, batch: bytearray) -> None:
+        self.lents.keep(slot, batch)
+
+    def forget_lent(self, slot: int) -> None:
+        self.lents.forget(slot)
+
+    def read_lent(self, slot: int, offset: int, max_bytes: int) -> list[View] | None:
+        return self.lents.read(slot, offset, max_bytes)
+
+    def set_lending(self, open: bool, bytes_max: int) -> None:
+        self.lents.open, self.lents.bytes_max = open, bytes_max
+
+    @property
+    def lent_unsynced(self) -> int:
+        return sum(self.lents.owed)
+
+    @property
+    def lent_bytes(self) -> int:
+        return self.lents.bytes
 
 
 def _base_of(kept: _Kept[View]) -> int:
     return kept.base
-
-
-def _groups(pending: list[_Pending]) -> list[list[_Pending]]:
-    """Runs of small batches of one kind, which may become one batch; all others alone. Order is kept."""
-    groups: list[list[_Pending]] = []
-    kind, room = -1, 0
-    for one in pending:
-        size = len(one.batch)
-        flags, columns, producer = _KIND.unpack_from(one.batch)
-        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & _SPARSE and not producer
-        if mergeable and flags == kind and size <= room:
-            groups[-1].append(one)
-            room -= size
-        else:
-            groups.append([one])
-            kind, room = (flags, MERGE_OUTPUT_BYTES_MAX - size) if mergeable else (-1, 0)
-    return groups
-
-
-def _merged(group: list[_Pending], now: int) -> bytearray | None:
-    """One batch of several; None: there is only one, or they have more origins than a batch can name."""
-    if len(group) == 1:
-        return None
-    try:
-        return merge([one.batch for one in group], now)
-    except ValueError:
-        return None
 
 
 class Routes(Generic[Target]):
@@ -483,6 +549,39 @@ def fast_append(
     return answers, items[done:], end, fatal, unknown, same, last
 
 
+def _append_lent(
+    tails: Tails[View], routes: Routes[Target], groups: list[FlyGroup], order: bytes, now: int
+) -> tuple[FlyHeld, Target | None] | None:
+    """Append the groups of a run that go to partitions in files, or to memory, and need no decision. None: there is none in files,
+    and nothing was done."""
+
+    def route_of(group: FlyGroup) -> tuple[int, Target, bool] | None:
+        route = routes.find(group[0])
+        return route if route is not None and route[2] and not _KIND.unpack_from(group[2])[2] else None
+
+    found = [route_of(group) for group in groups]
+    if not any(
+        route is not None and tails.takes_lent(route[0], partition, len(batch))
+        for route, (_, partition, batch, _) in zip(found, groups, strict=True)
+    ):
+        return None
+    tails.lents.ticket += 1
+    ticket, ways, last = tails.lents.ticket, 0, None
+    placed: list[tuple[bytes, int, bytearray, bytes]] = []
+    rest: list[tuple[int, int]] = []
+    for number, (route, (topic, partition, batch, count)) in enumerate(zip(found, groups, strict=True)):
+        if route is not None and tails.takes_lent(route[0], partition, len(batch)):
+            partition, inline = tails.publish_lent(route[0], partition, batch, count, now, ticket, number)
+            ways |= 2 if inline else 1
+            last = route[1]
+        elif route is not None and tails.takes(route[0], partition):
+            partition = tails.publish_at(route[0], partition, batch, count, now)
+        else:
+            rest.append((number, count))
+        placed.append((topic, partition, batch, b""))
+    return (ticket, placed, order, rest, ways), last
+
+
 def fly_append(
     tails: Tails[View],
     routes: Routes[Target],
@@ -494,7 +593,7 @@ def fly_append(
     now: int,
     flags: int,
     append_sets: bool = True,
-) -> tuple[bytes, list[tuple[object, ...]], int, int, bytes | None, Target | None]:
+) -> tuple[bytes | FlyHeld, list[tuple[object, ...]], int, int, bytes | None, Target | None]:
     answers = b""
     last: Target | None = None
     at = start
@@ -503,6 +602,11 @@ def fly_append(
         kind = items[0][0] if items and isinstance(items[0][1], list) else None
         if kind is None or not (append_sets or kind != PRODUCE_RECORDS):
             return answers, items, end, fatal, unknown, last
+        _, groups, order = items[0]
+        assert isinstance(groups, list) and isinstance(order, bytes)
+        lent = None if kind == PRODUCE_RECORDS else _append_lent(tails, routes, groups, order, now)
+        if lent is not None:
+            return lent[0], items[1:], end, fatal, unknown, lent[1]
         done = _append_run(tails, routes, items[0], now, flags)
         if done is None:
             return answers, items, end, fatal, unknown, last

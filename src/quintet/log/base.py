@@ -64,6 +64,16 @@ class TopicFiles(NamedTuple):
     partitions: int
 
 
+class Held(Protocol):
+    """Groups of records that the kernel appended in one call for somebody who waits for all of them."""
+
+    def done(self) -> None:
+        """Those that went one way (items.FlyHeld) are durable, or have a waiter of their own. Called once for each way."""
+
+    def waiter(self, number: int) -> Appended | None:
+        """Group `number` is to be waited for by itself, too. Called before the `done` of its way."""
+
+
 class Partition(Protocol):
     """One ordered sequence of batches. Offsets are dense from 0 and never used twice."""
 
@@ -73,6 +83,10 @@ class Partition(Protocol):
     @property
     def tail(self) -> int | None:
         """Its number in `Log.tails`, where doors may append to it directly; None if they may not."""
+
+    @property
+    def loan(self) -> int | None:
+        """Its number among those in files that lend themselves to `Log.tails`; None if it does not."""
 
     @property
     def start(self) -> int:
@@ -187,6 +201,9 @@ class Log(Protocol):
 
     def tails_appended(self) -> None:
         """Something was appended to `tails`: it becomes visible at the end of this turn."""
+
+    def tails_held(self, ticket: int, ways: int, held: Held) -> None:
+        """The kernel appended to partitions in files (items.FlyHeld): `held` hears of it when that is durable."""
 
     def open_topic(self, spec: TopicSpec) -> list[Partition]:
         """Open or create the partitions of a topic."""

@@ -127,12 +127,21 @@ class Topic:
     @property
     def direct(self) -> int | None:
         """Its handle in `Log.tails` if the kernel may append to it, as `publish` with nobody waiting would; else None."""
+        return self._handle_of(lent=False) if self.in_memory else None
+
+    @property
+    def lent(self) -> int | None:
+        """The same of a topic in files: who appends by it waits for that (`Log.tails_held`)."""
+        return None if self.in_memory else self._handle_of(lent=True)
+
+    def _handle_of(self, lent: bool) -> int | None:
         if self._unready is not None or self._gone is not None:
             return None
         if self._handle is None:
-            slots = [slot for partition in self.partitions if (slot := partition.tail) is not None]
+            found = (partition.loan if lent else partition.tail for partition in self.partitions)
+            slots = [slot for slot in found if slot is not None]
             if len(slots) == len(self.partitions):
-                self._handle = self._tails.add_topic(slots)
+                self._handle = self._tails.add_topic(slots, lent)
         return self._handle
 
     @property
@@ -310,6 +319,10 @@ class CacheTopic(Topic):
 
     @property
     def direct(self) -> None:
+        return None
+
+    @property
+    def lent(self) -> None:
         return None
 
     def publish(

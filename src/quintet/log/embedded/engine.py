@@ -15,7 +15,7 @@ from typing import Final
 
 from quintet import kernel
 from quintet.log.anchors import ALL_PARTITIONS
-from quintet.log.base import Partition, TopicFiles, TopicSpec
+from quintet.log.base import Held, Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
 from quintet.log.embedded import compact
 from quintet.log.embedded.anchoring import Anchoring
@@ -25,6 +25,7 @@ from quintet.log.embedded.files.packs import FOLDER as PACKS_FOLDER
 from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import HEADER_BYTES, Damage, Owner
 from quintet.log.embedded.partitions import commit, upkeep
+from quintet.log.embedded.partitions.lending import Lending
 from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
 from quintet.log.embedded.partitions.memory import MemoryPartition, MemoryTails
 from quintet.log.embedded.partitions.partition import FilePartition
@@ -90,6 +91,8 @@ class EmbeddedLog:
         self._shared = Shared(disk, scheduler, report)
         self._shared.cache_bytes_max = tail_cache_bytes
         self._memory = MemoryTails(self._shared, memory_topics_bytes)
+        self._cache_bytes_max = tail_cache_bytes
+        self._lend()
         self._shared.committer.directory = self._directory
         self._shared.committer.threshold = journal_threshold
         self._shared.committer.bytes = journal_bytes
@@ -312,6 +315,26 @@ class EmbeddedLog:
     def tails_appended(self) -> None:
         self._memory.seal_soon()
 
+    def tails_held(self, ticket: int, ways: int, held: Held) -> None:
+        if self._memory.tails.dirty:
+            self._memory.seal_soon()
+        assert self._shared.lending is not None
+        self._shared.lending.hold(ticket, ways, held)
+
+    def _lend(self) -> None:
+        """Let partitions in files lend themselves to the kernel."""
+        committer = self._shared.committer
+        self._shared.lending = committer.lending = Lending(self.tails, self._scheduler, committer.turn_soon)
+        committer.observe = self._shared.durable.observe
+        self._bound_lending()
+
+    def _bound_lending(self) -> None:
+        """What the kernel keeps for readers, and what is kept here, have one bound; low on space, doors append by way of Python,
+        which refuses."""
+        tails, most = self.tails, self._cache_bytes_max
+        tails.set_lending(self._shared.low is None, most // 2)
+        self._shared.cache_bytes_max = max(most - tails.lent_bytes, most // 2)
+
     def _path(self, topic_id: int, number: int) -> str:
         return f"{self._directory}/topics/{topic_id:08d}/{number}"
 
@@ -478,7 +501,7 @@ class EmbeddedLog:
 
     @property
     def unsynced_bytes(self) -> int:
-        return self._shared.unsynced
+        return self._shared.unsynced + self.tails.lent_unsynced
 
     @property
     def anchor_head(self) -> str:
@@ -495,8 +518,8 @@ class EmbeddedLog:
         self._memory.count()
         found = dict(self._shared.stats)
         found["journal_records"] = self._shared.committer.records
-        found["cache_bytes"] = self._shared.cache_bytes
-        found["unsynced_bytes"] = self._shared.unsynced
+        found["cache_bytes"] = self._shared.cache_bytes + self.tails.lent_bytes
+        found["unsynced_bytes"] = self.unsynced_bytes
         found["anchors"] = self._anchors.lines if self._anchors is not None else 0
         found["damaged_ranges"] = len(self._known_damage)
         found["partitions"] = sum(len(partitions) for partitions in self._topics.values())
@@ -513,6 +536,7 @@ class EmbeddedLog:
                 self._look_at_the_disk()
             if not self._retaining:
                 self._retaining = [partition for found in self._topics.values() for partition in found]
+        self._bound_lending()
         self._retain(now)
         self._shared.upkeep.maintain(monotonic)
         self._shared.committer.maintain()
@@ -535,6 +559,7 @@ class EmbeddedLog:
                 hint="stop this broker; it writes nothing to the folder that is there now",
             )
             self._report("directory_replaced", {"directory": self._directory})
+            self._bound_lending()
         return False
 
     def _look_at_the_disk(self) -> None:

@@ -9,14 +9,16 @@ holds, in whole or in part, is answered from what is there.
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
-from quintet.kernel.items import FlyGroup
+from quintet.kernel.items import FlyGroup, FlyHeld
+from quintet.log.base import Appended
 from quintet.model.batch import RecordBatch, placed, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
 from quintet.protocols.base import Replies, SessionConnection, Slot
@@ -24,6 +26,8 @@ from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.records import Groups
 
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
+BOTH_WAYS: Final = 3  # of items.FlyHeld
+ALL: Final = -1  # in place of the number of a group: those that the kernel appended
 
 _U16: Final = struct.Struct("<H")
 _ONE_GROUP: Final = struct.Struct(">IiQIqI")  # 1, partition, offset, count, time, no order
@@ -53,6 +57,24 @@ class Run(Slot):
 
     def answer(self, dialect: frames.Dialect) -> bytes:
         return kernel.fly_produced(self.groups, self.order, frames.BINARY)
+
+
+class HeldRun(Run):
+    """A run of which the kernel appended groups to partitions in files: it is told once of all of them (log.base.Held)."""
+
+    __slots__ = ("_appended",)
+
+    def __init__(self, groups: list[Group], order: bytes, missing: int, appended: Callable[..., None]) -> None:
+        super().__init__(groups, order)
+        self.missing = missing
+        self._appended = appended
+
+    def done(self) -> None:
+        self._appended((self, ALL), 0, None)
+
+    def waiter(self, number: int) -> Appended:
+        self.missing += 1
+        return partial(self._appended, (self, number))
 
 
 class RecordsRun(Run):
@@ -111,8 +133,9 @@ class Producing:
         self.routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends and answers by itself
         self.append_sets = broker.traces is None  # sampled messages are looked for in headers, by TracedTopic.publish
         self._last: Topic | None = None
-        # What the turn had no time for: the run, its groups, the first of those that are left, their targets, the epoch.
-        self._rest: tuple[Run, list[FlyGroup], int, list[Target], int] | None = None
+        # What the turn had no time for: the run, groups and their numbers in it, the first of those that are left, their targets, the
+        # epoch.
+        self._rest: tuple[Run, list[FlyGroup], Sequence[int], int, list[Target], int] | None = None
         self.unfinished = False  # there is such a rest
 
     def permit(self, principal: Principal | None, origin: bytes, epoch: int) -> None:
@@ -169,6 +192,20 @@ class Producing:
         self._replies.put(answers)
         self._broker.tails_appended()
 
+    def held(self, topic: Topic, held: FlyHeld) -> None:
+        """The kernel has appended groups of a run to partitions in files, to this topic last; the others are published here."""
+        self._last = topic
+        ticket, groups, order, rest, ways = held
+        missing = len(rest) + (2 if ways == BOTH_WAYS else 1)
+        run = HeldRun(cast(list[Group], groups), order, missing, self._sink.appended)
+        self._replies.add(run)
+        self._broker.tails_held(ticket, ways, run)
+        if rest:
+            numbers = [number for number, _ in rest]
+            left = [(*groups[number][:3], count) for number, count in rest]
+            targets = [self._targets[name] for name, _, _, _ in left]
+            self._publish(run, left, numbers, 0, targets, self._epoch)
+
     def run_records(self, name: bytes, found: Groups, producer_id: int, sequence: int) -> None:
         """The record set of one PRODUCE_RECORDS."""
         if producer_id:
@@ -181,20 +218,23 @@ class Producing:
         run = kind([Group(topic, partition, batch, b"") for topic, partition, batch, _ in groups], order)
         self._replies.add(run)
         targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
-        self._publish(run, groups, 0, targets, self._epoch)
+        self._publish(run, groups, range(len(groups)), 0, targets, self._epoch)
 
     def go_on(self) -> None:
         assert self._rest is not None
         self._publish(*self._rest)
 
-    def _publish(self, run: Run, groups: list[FlyGroup], start: int, targets: list[Target], epoch: int) -> None:
-        """The groups of a run, as many as the turn has time for."""
+    def _publish(
+        self, run: Run, groups: list[FlyGroup], numbers: Sequence[int], start: int, targets: list[Target], epoch: int
+    ) -> None:
+        """Groups of a run, as many as the turn has time for."""
         self._rest, self.unfinished = None, False
         appended = self._sink.appended
-        for number in range(start, len(groups)):
-            name, partition, batch, count = groups[number]
+        for at in range(start, len(groups)):
+            name, partition, batch, count = groups[at]
+            number = numbers[at]
             try:
-                target = targets[number]
+                target = targets[at]
                 if epoch != self._epoch:  # rights changed between two turns
                     if name not in self._targets:
                         self.resolve(name)
@@ -208,12 +248,12 @@ class Producing:
                     if chosen != partition:
                         run.groups[number] = Group(name, chosen, batch, b"")
                     self._last = target
-                    if target.in_memory and not target.bounded and (handle := target.direct) is not None:
+                    if not target.bounded and (handle := target.direct or target.lent) is not None:
                         self.routes.add(name, handle, target, True)
             except QuintetError as error:
                 self.produced(run, number, error)
-            if number + 1 < len(groups) and self._sink.turn_over():
-                self._rest, self.unfinished = (run, groups, number + 1, targets, epoch), True
+            if at + 1 < len(groups) and self._sink.turn_over():
+                self._rest, self.unfinished = (run, groups, numbers, at + 1, targets, epoch), True
                 return
 
     def produced(self, run: Run, number: int, error: Exception | None) -> None:

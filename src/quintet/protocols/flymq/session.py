@@ -190,8 +190,12 @@ class FlySession:
             )  # fmt: skip
             answers, items, end, fatal, unknown, appended_to = split
             if appended_to is not None:
-                self.operation = frames.OPERATIONS[answers[frames.CODE_AT]].name
-                producing.appended(appended_to, answers)
+                if isinstance(answers, bytes):
+                    self.operation = frames.OPERATIONS[answers[frames.CODE_AT]].name
+                    producing.appended(appended_to, answers)
+                else:
+                    self.operation = "PRODUCE"
+                    producing.held(appended_to, answers)
             for code, what, rest in items:
                 if isinstance(what, list):
                     assert isinstance(rest, bytes)

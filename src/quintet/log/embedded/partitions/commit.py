@@ -25,6 +25,7 @@ from typing import Final, Literal
 from quintet.log.embedded.files.disk import Disk, DurableWrite, Place, PlaceFailed
 from quintet.log.embedded.files.packs import place_of
 from quintet.log.embedded.files.segment import Segment
+from quintet.log.embedded.partitions.lending import JOURNAL, Lending, Sealed
 from quintet.log.embedded.partitions.roles import Chunk, Committable, SegmentSync
 from quintet.log.embedded.recovery import journal
 from quintet.log.embedded.recovery.directories import Mark
@@ -34,6 +35,7 @@ from quintet.model.scheduler import Scheduler, call_each
 
 THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
 CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does
+LENT_BYTES_MAX: Final = journal.RECORD_BYTES_MAX // 2  # of what the kernel appended, in one record
 CLEAN_PARTITIONS: Final = 64  # synced by one background job
 STOP_PARTITIONS: Final = 1024  # synced by one job at a clean stop
 CLEAN_LOOKED_AT_MAX: Final = 1024  # partitions looked at to find those
@@ -67,7 +69,8 @@ class Committer:
 
     __slots__ = (
         "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_ready", "_report", "_scheduled",
-        "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "records", "threshold",
+        "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "lending", "observe", "records",
+        "threshold",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Callable[[str, dict[str, object]], None]) -> None:
@@ -80,6 +83,8 @@ class Committer:
         self.first_bytes = journal.FIRST_BYTES
         self.flights = 0  # partitions on the direct way
         self.records = 0
+        self.lending: Lending | None = None  # what the kernel appended: the engine sets it
+        self.observe: Callable[[float, int], None] = lambda seconds, appends: None  # how long they took
         self._armed: list[Callable[[], None]] = []
         self._ready: list[Committable] = []
         self._files = [_File(name) for name in journal.NAMES]
@@ -95,13 +100,15 @@ class Committer:
     def arm(self, stage: Callable[[], None]) -> None:
         """Call once at the end of this turn."""
         self._armed.append(stage)
-        if not self._scheduled:
-            self._scheduled = True
-            self._scheduler.soon(self._turn)
+        self.turn_soon()
 
     def offer(self, partition: Committable) -> None:
         """A partition has something to be made durable."""
         self._ready.append(partition)
+        self.turn_soon()
+
+    def turn_soon(self) -> None:
+        """Something was appended or staged: it is looked at when the turn ends."""
         if not self._scheduled:
             self._scheduled = True
             self._scheduler.soon(self._turn)
@@ -110,6 +117,8 @@ class Committer:
         armed, self._armed = self._armed, []
         call_each(self._scheduler, armed)
         self._scheduled = False
+        if self.lending is not None:
+            self.lending.write_inline()
         self.pump()
         if self._armed and not self._scheduled:
             self._scheduled = True
@@ -117,11 +126,16 @@ class Committer:
 
     def pump(self) -> None:
         """Start what can be started now."""
-        if self._writing or self._held or not self._ready:
+        if self._writing or self._held:
+            return
+        lent = self.lending.count_waiting() if self.lending is not None else 0
+        if not self._ready and not lent:
             return
         ready, self._ready = self._ready, []
-        if len(ready) + self.flights >= self.threshold:
+        if len(ready) + lent + self.flights >= self.threshold:
             ready = self._journal(ready)
+        elif lent and self.lending is not None:
+            self.lending.recall_waiting()
         for partition in ready:
             partition.write_direct()
 
@@ -131,10 +145,13 @@ class Committer:
         """Put small chunks into one record; returns who must go the direct way."""
         if self._stopped or not any(file.state in ("fresh", "active") for file in self._files):
             self.prepare()
+            if self.lending is not None:
+                self.lending.recall_waiting()
             return ready
+        sealed = self.lending.seal(JOURNAL, LENT_BYTES_MAX) if self.lending is not None else None
         direct: list[Committable] = []
         chosen: list[tuple[Committable, Chunk]] = []
-        size = 0
+        size = len(sealed.body) if sealed is not None else 0
         for number, partition in enumerate(ready):
             chunk = partition.small_chunk(CHUNK_BYTES_MAX)
             if chunk is None:
@@ -145,16 +162,26 @@ class Committer:
             if size >= journal.RECORD_BYTES_MAX - 2 * CHUNK_BYTES_MAX:
                 self._ready = ready[number + 1 :] + self._ready
                 break
-        size = journal.record_bytes(len(chosen), size)
-        file = self._file_for(size) if chosen else None
+        entries = len(chosen) + (len(sealed.rows) if sealed is not None else 0)
+        size = journal.record_bytes(entries, size)
+        file = self._file_for(size) if entries else None
         if file is None:
-            return [*direct, *(partition for partition, _ in chosen)]
+            return [*direct, *self._given_back(chosen, sealed)]
         if file.growing and file.position + size > file.allocated:
             self._held = True
-            self._ready = [*(partition for partition, _ in chosen), *self._ready]
+            self._ready = [*self._given_back(chosen, sealed), *self._ready]
             return direct
-        self._write(file, chosen)
+        self._write(file, chosen, sealed)
         return direct
+
+    def _given_back(self, chosen: list[tuple[Committable, Chunk]], sealed: Sealed | None) -> list[Committable]:
+        """They go another way, or later: what the kernel sealed is staged at its partition, as theirs is."""
+        found = [partition for partition, _ in chosen]
+        if sealed is not None and self.lending is not None:
+            for partition, chunk in self.lending.taken_back(sealed):
+                partition.restage(chunk)
+                found.append(partition)
+        return found
 
     def _file_for(self, size: int) -> _File | None:
         """The file that takes a record of this size, changing to the other one if this one is full."""
@@ -171,8 +198,15 @@ class Committer:
         self._clean()
         return fresh
 
-    def _write(self, file: _File, chosen: list[tuple[Committable, Chunk]], here: bool = False) -> None:
-        """Write chunks to their segments and a record of them, synced, all in one job. here: the segments now, each by itself."""
+    def _write(
+        self,
+        file: _File,
+        chosen: list[tuple[Committable, Chunk]],
+        sealed: Sealed | None = None,
+        here: bool = False,
+    ) -> None:
+        """Write chunks to their segments and a record of them, synced, all in one job, together with what the kernel sealed. here: the
+        segments now, each by itself."""
         taken: list[tuple[Committable, Chunk]] = []
         refused: list[Callable[[], None]] = []
         places: list[journal.Place] = []
@@ -198,21 +232,41 @@ class Committer:
                 before.append((segment.handle, chunk.buffers, chunk.position))
                 size += chunk.size
             taken.append((partition, chunk))
-        if taken:
-            self._writing = True
-            position, number = file.position, file.number
-            record = journal.pack_record(file.life, number, places, buffers)
-            file.position += journal.aligned(len(record))
-            file.allocated = max(file.allocated, file.position)
-            file.number += 1
-            size += len(record)
-            self._scheduler.write(
-                DurableWrite(self._disk, file.handle, [record], position, size, waiters, before),
-                partial(self._recorded, file, position, taken),
-            )
-            self._look_ahead(file)
+        if taken or sealed is not None:
+            self._put_record(file, taken, sealed, (places, buffers, before), size, waiters)
         if refused:
             call_each(self._scheduler, refused)
+
+    def _put_record(
+        self,
+        file: _File,
+        taken: list[tuple[Committable, Chunk]],
+        sealed: Sealed | None,
+        what: tuple[list[journal.Place], list[bytearray | bytes], list[Place]],
+        size: int,
+        waiters: int,
+    ) -> None:
+        places, buffers, before = what
+        between = len(before)  # those that the kernel sealed come behind the other places
+        table, entries = b"", 0
+        if sealed is not None:
+            sealed.began = self._scheduler.monotonic()
+            before += sealed.places
+            buffers.append(sealed.body)
+            table, entries = sealed.table, len(sealed.rows)
+            size += len(sealed.body)
+            waiters += sealed.appends
+        self._writing = True
+        position, number = file.position, file.number
+        record = journal.pack_record(file.life, number, places, buffers, table, entries)
+        file.position += journal.aligned(len(record))
+        file.allocated = max(file.allocated, file.position)
+        file.number += 1
+        self._scheduler.write(
+            DurableWrite(self._disk, file.handle, [record], position, size + len(record), waiters, before),
+            partial(self._recorded, file, position, taken, sealed, between),
+        )
+        self._look_ahead(file)
 
     def _refused(
         self,
@@ -247,8 +301,16 @@ class Committer:
         self._scheduler.offload(partial(partition.take_back, chunk, error), taken_back)
 
     def _recorded(
-        self, file: _File, position: int, taken: list[tuple[Committable, Chunk]], error: BaseException | None
+        self,
+        file: _File,
+        position: int,
+        taken: list[tuple[Committable, Chunk]],
+        sealed: Sealed | None,
+        between: int,
+        error: BaseException | None,
     ) -> None:
+        if error is not None and sealed is not None and self.lending is not None:
+            taken[between:between] = self.lending.taken_back(sealed)
         if isinstance(error, PlaceFailed):  # nothing of the record was written
             self._writing = False
             file.position = position
@@ -265,9 +327,14 @@ class Committer:
         for partition, chunk in taken:
             partition.journaled(chunk)
             needed[partition] = partition.visible
+        if sealed is not None and self.lending is not None:
+            self.lending.written(sealed, JOURNAL, needed)
+            self.observe((self._scheduler.monotonic() - sealed.began) / 1e6, sealed.appends)
         self.pump()  # before the waiters are told: the disk works while the acknowledgements go out
         for partition, chunk in taken:
             partition.tell(chunk)
+        if sealed is not None and self.lending is not None:
+            self.lending.tell(sealed)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

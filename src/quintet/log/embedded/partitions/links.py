@@ -75,6 +75,17 @@ class Links:
     def commit(self, batch: bytearray, next_offset: int, durable: bool) -> None:
         """This batch is the last one that was written, and perhaps durable."""
 
+    @property
+    def lent(self) -> tuple[bytes, bytes]:
+        """What the kernel needs to go on: the link of the last batch that was staged, and the key."""
+        return b"", b""
+
+    def resume(self, link: bytes) -> None:
+        """The kernel has gone on: this is the link of the last batch that it staged."""
+
+    def commit_link(self, link: bytes, next_offset: int, durable: bool) -> None:
+        """As `commit`, of a batch with this link."""
+
     def begin_sync(self) -> None:
         """What is committed now is being synced."""
 
@@ -127,9 +138,19 @@ class ChainedLinks(Links, Generic[T]):
         kernel.reseal(batch, seed)
         return True
 
+    @property
+    def lent(self) -> tuple[bytes, bytes]:
+        return self._head, self._key
+
+    def resume(self, link: bytes) -> None:
+        self._head = link
+
     def commit(self, batch: bytearray, next_offset: int, durable: bool) -> None:
+        self.commit_link(bytes(batch[-LINK_BYTES:]), next_offset, durable)
+
+    def commit_link(self, link: bytes, next_offset: int, durable: bool) -> None:
         self._committed_to = next_offset
-        self._committed = bytes(batch[-LINK_BYTES:])
+        self._committed = link
         if durable:
             self._durable_to, self._durable = next_offset, self._committed
             self._moved.add(self._owner)

@@ -132,6 +132,10 @@ class MemoryPartition:
     def tail(self) -> int | None:
         return self.slot if self.successor is None and self._closed is None else None
 
+    @property
+    def loan(self) -> int | None:
+        return None if self.successor is None else self.successor.loan
+
     def _state(self) -> tuple[int, int, int, int]:
         """(start, visible, end, bytes)"""
         return self._closed or self._tails.tails.state(self.slot)

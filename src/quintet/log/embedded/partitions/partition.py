@@ -3,7 +3,8 @@
 Appends of one turn become one batch; while one write and sync is under way the next ones gather, so one sync serves
 everybody who waits. All state belongs to the loop thread; `Writer` (writer.py) is the part that runs elsewhere and
 touches only the files. The states and what each event means in them are in states.py, reading in reading.py, syncs that
-nobody waits for in syncing.py, recovery in recovery/directories.py.
+nobody waits for in syncing.py, recovery in recovery/directories.py. While nothing needs a decision the kernel does what is here up
+to the writer (lendable.py); every method that decides takes it back first.
 
     append -> pending --(end of turn: merge, seal)--> staged chunks --(writer)--> visible, cached, waiters told
 """
@@ -16,12 +17,12 @@ from quintet import kernel
 from quintet.log.base import Appended, TopicSpec
 from quintet.log.embedded.files.packs import PACKED_BYTES
 from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Index, Segment, begin_again, new_seed, pack_header
+from quintet.log.embedded.partitions.lendable import NO_PENDING, LendablePartition
 from quintet.log.embedded.partitions.links import Links, open_links
 from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partitions.roles import Chunk
 from quintet.log.embedded.partitions.shared import Shared, TailCache
 from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncEvent, row
-from quintet.log.embedded.partitions.syncing import SyncedPartition
 from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Outcome, Writer
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
@@ -42,19 +43,15 @@ _BEGUN, _PUT_OFF, _DONE = row(Event.BEGUN), row(Event.PUT_OFF), row(Event.DONE)
 _ARM, _STAGE, _STAGE_EARLY, _WRITE = Action.ARM, Action.STAGE, Action.STAGE_EARLY, Action.WRITE
 _IDLE: Final = State.IDLE
 _BUSY: Final = State.OFFERED  # this state and the one above it
-# Of partitions with nothing under way, as most are. They are shared, so nothing can be put into them.
-_NO_PENDING: Final = cast(list[Pending], ())
+# Of partitions with nothing under way, as most are. It is shared, so nothing can be put into it.
 _NO_CHUNKS: Final = cast(list[Chunk], ())
 _WRITTEN, _WRITTEN_DURABLY = SyncEvent.WRITTEN, SyncEvent.WRITTEN_DURABLY
 
 
-class FilePartition(SyncedPartition):
+class FilePartition(LendablePartition):
     """See log.base.Partition for what each public method promises."""
 
-    __slots__ = (
-        "_chunks", "_end", "_extending", "_failure", "_growing", "_inline", "_last_time", "_on_idle", "_packable", "_pending", "_plan",
-        "_plan_end", "_probed", "_strict", "_used", "spec", "working",
-    )  # fmt: skip
+    __slots__ = ("_extending", "_growing", "_packable", "_probed", "working")
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
         super().__init__(shared, directory, opened.segments, opened.next_offset)
@@ -73,7 +70,7 @@ class FilePartition(SyncedPartition):
         if self.segments and not opened.roll:
             last = self.segments[-1]
             self.mark = Mark(last.base, last.end, last.next_offset)
-        self._pending: list[Pending] = _NO_PENDING
+        self._pending: list[Pending] = NO_PENDING
         self._chunks: list[Chunk] = _NO_CHUNKS
         self._failure: StorageError | ShuttingDown | None = None
         self._extending = False  # zeros are written ahead of the writer
@@ -83,6 +80,8 @@ class FilePartition(SyncedPartition):
         self._on_idle: list[Callable[[], None]] | tuple[()] = ()
         self._last_time = self._probed = 0
         self._used = shared.upkeep.monotonic
+        self._slot = -1  # in the kernel; none until a door asks for it
+        self._lent = False
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -108,12 +107,9 @@ class FilePartition(SyncedPartition):
     # -- what the broker sees ------------------------------------------------------------------------------------------
 
     @property
-    def tail(self) -> int | None:
-        return None
-
-    @property
     def end(self) -> int:
-        return self._end
+        lending = self._shared.lending
+        return lending.tails.lent_end(self._slot) if self._lent and lending is not None else self._end
 
     @property
     def failure(self) -> Exception | None:
@@ -125,6 +121,10 @@ class FilePartition(SyncedPartition):
         size = len(batch)
         if size > limits.BATCH_BYTES_MAX - LINK_BYTES:
             raise StorageError(f"a batch of {size} bytes is too large for one append", hint="split it")
+        if self._lent:
+            taken = self._append_lent(batch, done)
+            if taken is not None:
+                return taken
         base = self._end
         self._end = base + span_of(batch)
         before = self._pending_bytes
@@ -163,7 +163,7 @@ class FilePartition(SyncedPartition):
             self._gather()
 
     def _gather(self) -> None:
-        pending, self._pending = self._pending, _NO_PENDING
+        pending, self._pending = self._pending, NO_PENDING
         self._pending_bytes = 0
         self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
         self._used = self._shared.upkeep.monotonic
@@ -235,6 +235,7 @@ class FilePartition(SyncedPartition):
                 return
             self._commit(chunk, False)
             self.tell(chunk)
+            self._lend()
         else:
             self.write_direct()
 
@@ -339,7 +340,8 @@ class FilePartition(SyncedPartition):
         chunk.segment.journaled |= bool(chunk.header)
         self._on(_DONE)
         self._commit(chunk, False)
-        self._flush()
+        if not self._lend():
+            self._flush()
 
     def tell(self, chunk: Chunk) -> None:
         """Tell who waits for it. Raises nothing: others are told after it."""
@@ -425,6 +427,8 @@ class FilePartition(SyncedPartition):
             self._fail(error, [])
         elif error is not None:
             self._fail(PartitionFailed(f"{self.directory}: extending failed: {error!r}"), [])
+        elif self._lent and self._shared.lending is not None:
+            self._shared.lending.tails.extend_lent(self._slot, self._limit(self.segments[-1]))
         self._flush()
         self._idle()
 
@@ -438,10 +442,12 @@ class FilePartition(SyncedPartition):
 
     def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
         """Everything not yet durable is refused, in order, and its offsets are given back: nothing behind it was taken."""
+        if self._lent:
+            self.recall()
         chunks = [*failed, *self._chunks]
         refused = [*(item for chunk in chunks for item in chunk.waiters), *self._pending]
         self._shared.unsynced -= sum([chunk.owed for chunk in chunks]) + self._pending_bytes
-        self._chunks, self._pending, self._pending_bytes = _NO_CHUNKS, _NO_PENDING, 0
+        self._chunks, self._pending, self._pending_bytes = _NO_CHUNKS, NO_PENDING, 0
         self.links.fall_back()
         if not isinstance(self._failure, PartitionFailed):
             self._failure = error
@@ -480,6 +486,8 @@ class FilePartition(SyncedPartition):
     def rest(self, in_a_hurry: bool) -> bool:
         """Close the file if nobody is using it. What is not synced is synced now, and closed the next time; in a hurry it
         is closed without if nothing was promised: the mark stays, and whoever moves it syncs first."""
+        if self._lent:
+            self.recall()
         if self.is_failed:
             return True  # it keeps what it has until the restart
         if self._failure is not None or self._occupied():
@@ -538,12 +546,16 @@ class FilePartition(SyncedPartition):
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Call once nothing of this partition is under way."""
+        if self._lent:
+            self.recall()
         self._on_idle = [*self._on_idle, call]
         self._flush()
         self._idle()
 
     def stop_appends(self) -> None:
         """The broker is stopping: take nothing more."""
+        if self._lent:
+            self.recall()
         if self._failure is None:
             self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
 
@@ -570,16 +582,21 @@ class FilePartition(SyncedPartition):
         elif healthy and self.segments:
             self._on_sync(_WRITTEN_DURABLY)
             self._move_mark()
+        self._close_slot()
         done()
 
     def seal_active(self) -> None:
         """The next append starts a new segment, so that retention can take this one."""
+        if self._lent:
+            self.recall()
         if self._plan is not None and self._plan_end > HEADER_BYTES and not self._chunks and not self._pending:
             self._plan = None
 
     def begin_empty(self) -> bool:
         """Begin a segment behind the last one, which is past its age, although nothing is to be appended: then retention
         can take the last one, and the new one keeps the next offset. False: not now."""
+        if self._lent:
+            self.recall()
         if self._failure is not None or self._occupied():
             return False
         now = self._shared.scheduler.now()

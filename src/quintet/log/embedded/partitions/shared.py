@@ -14,6 +14,7 @@ from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import Damage
 from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.eviction_order import EvictionOrder
+from quintet.log.embedded.partitions.lending import Lending
 from quintet.log.embedded.partitions.links import ChainPolicy
 from quintet.log.embedded.partitions.roles import AnchoredPartition
 from quintet.log.embedded.partitions.upkeep import Upkeep
@@ -47,7 +48,7 @@ class Shared:
 
     __slots__ = (
         "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "durable",
-        "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "no_cache", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
+        "before_removal", "heads_moved", "lending", "low", "marks_moved", "memo_bytes", "memo_order", "no_cache", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
         "unsynced", "upkeep",
     )  # fmt: skip
 
@@ -56,6 +57,7 @@ class Shared:
         self.scheduler = scheduler
         self.report = report
         self.committer = Committer(self.disk, scheduler, report)
+        self.lending: Lending | None = None  # the engine makes it
         self.directories = DirectorySync(self.disk)
         self.disk.on_made = self.directories.mark_unsynced
         self.read_buffers = ReadBuffers()

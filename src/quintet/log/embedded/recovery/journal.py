@@ -91,11 +91,19 @@ def parse_file(data: bytes) -> Life | None:
 Place = tuple[int, int, int, int, int, int]
 
 
-def pack_record(life: Life, number: int, places: Sequence[Place], buffers: Sequence[bytearray | bytes]) -> bytes:
-    table = b"".join([_ENTRY.pack(*place) for place in places])
+def pack_record(
+    life: Life,
+    number: int,
+    places: Sequence[Place],
+    buffers: Sequence[bytearray | bytes],
+    more: bytes = b"",
+    more_entries: int = 0,
+) -> bytes:
+    """more: further entries that are packed already; their batches are the last of the buffers."""
+    table = b"".join([_ENTRY.pack(*place) for place in places]) + more
     body = b"".join(buffers)
     length = _RECORD.size + len(table) + len(body)
-    head = bytearray(_RECORD.pack(_MAGIC, 0, len(places), life.generation, length, number))
+    head = bytearray(_RECORD.pack(_MAGIC, 0, len(places) + more_entries, life.generation, length, number))
     head += table
     _U32.pack_into(head, 8, kernel.crc32c(memoryview(head)[12:], life.seed))
     return b"".join((head, body))

@@ -1,0 +1,485 @@
+//! The newest part of partitions in files, while Python has lent them to the kernel (ADR 29).
+//!
+//! A loan is where the next batch of a partition goes: offset, place in the segment, link. While it lasts a door appends to any
+//! number of partitions in one call, and one call at the end of the turn (`seal`) merges, links and checksums what they got
+//! and says what to write: the places in the segments, and the entries and batches of one record of the journal. When that is
+//! written, `commit` keeps the batches for readers. Whatever has a decision in it (no room, a roll, a failure, a stop) is Python's:
+//! `recall` gives back everything, also what is being written. No I/O, no clock. `pure_lent.py` is the same in Python, and
+//! the specification.
+//!
+//!     lend -> append -> pending --seal--> flight --commit--> kept --(bound of all)--> dropped, oldest first
+//!                          +------ recall -----+
+
+use crate::batch::{self, LINK_BYTES};
+use crate::merging::{group_end, merged};
+use crate::tails::{bytes_of, following, place};
+use crate::{make, refuse, unzeroed_bytes};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList};
+use std::collections::VecDeque;
+
+const ENTRY_BYTES: usize = 32; // of a record of the journal: docs/LOG_FORMAT.md section 7
+const PENDING_BYTES_MAX: usize = 4 * 1024 * 1024; // of all loans of one way: what is more goes through Python
+const JOURNALED_BYTES_MAX: u64 = 32 * 1024; // of one partition in a record: commit.py, CHUNK_BYTES_MAX
+const INLINE_BYTES_MAX: u64 = 1024 * 1024; // of one partition, written at once
+
+type Link = [u8; LINK_BYTES];
+
+/// What was appended, and who waits for it: group `number` of the run with this ticket.
+struct Pending {
+    batch: Py<PyByteArray>,
+    base: u64,
+    ticket: u64,
+    number: usize,
+}
+
+struct Flight {
+    position: u64,
+    buffers: Vec<Py<PyByteArray>>,
+    waiting: Vec<Pending>,
+    owed: usize,
+}
+
+/// Where the next batch goes. `limit`: how far the segment may be written.
+struct Loan {
+    inline: bool,
+    topic_id: u32,
+    partition: u32,
+    segment: u64,
+    seed: u32,
+    handle: i64,
+    position: u64,
+    limit: u64,
+    end: u64,
+    last_time: i64,
+    told_time: Option<i64>, // of what is pending: somebody may have been told
+    link: Option<Link>,
+    key: Option<Link>,
+    pending: Vec<Pending>,
+    owed: usize, // bytes as they were appended
+    flight: Option<Flight>,
+}
+
+impl Loan {
+    fn most(&self) -> u64 {
+        if self.inline { INLINE_BYTES_MAX } else { JOURNALED_BYTES_MAX }
+    }
+
+    fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.position).min(self.most())
+    }
+
+    fn link_bytes(&self) -> u64 {
+        if self.link.is_some() { LINK_BYTES as u64 } else { 0 }
+    }
+}
+
+struct Kept {
+    base: u64,
+    next: u64,
+    serial: u64,
+    length: usize,
+    batch: Py<PyByteArray>,
+    view: Option<Py<PyAny>>,
+}
+
+#[derive(Default)]
+struct Slot {
+    loan: Option<Box<Loan>>,
+    kept: VecDeque<Kept>,
+    pub topic: Option<usize>,
+}
+
+/// What Python says when it lends: topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
+pub type Terms = (u32, u32, u64, u32, i64, u64, u64, u64, i64);
+/// What waits: batch, ticket, number, base.
+pub type Waiting = (Py<PyByteArray>, u64, usize, u64);
+/// slot, position, end, base, visible, greatest time, link, batches.
+type Row<'py> = (usize, u64, u64, u64, u64, i64, Option<Bound<'py, PyBytes>>, usize);
+/// handle, buffers, position.
+type Place<'py> = (i64, Bound<'py, PyList>, u64);
+pub type Sealed<'py> = (Vec<Row<'py>>, Vec<Place<'py>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
+/// pending, what is being written (position, buffers, who waits), position, end, last time, link.
+pub type Recalled<'py> =
+    (Vec<Waiting>, Option<(u64, Vec<Py<PyByteArray>>, Vec<Waiting>)>, u64, u64, i64, Option<Bound<'py, PyBytes>>);
+
+pub struct Lents {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    dirty: [Vec<usize>; 2], // by way: of the journal, inline
+    flying: [Vec<usize>; 2],
+    owed: [usize; 2],
+    order: VecDeque<(u64, usize)>, // of everything kept, oldest first: serial, slot
+    stale: usize,                  // places in it that stand for nothing any more, at most
+    serial: u64,
+    object_bytes: usize,
+    freed_max: usize,
+    pub open: bool,
+    pub bytes: usize,
+    pub bytes_max: usize,
+    pub ticket: u64,
+    pub appends: u64,
+    pub batches: u64,
+    pub written: u64,
+}
+
+fn way(inline: bool) -> usize {
+    usize::from(inline)
+}
+
+fn waiting(pending: Vec<Pending>) -> Vec<Waiting> {
+    pending.into_iter().map(|one| (one.batch, one.ticket, one.number, one.base)).collect()
+}
+
+impl Lents {
+    pub fn new(object_bytes: usize, freed_max: usize) -> Lents {
+        Lents {
+            slots: Vec::new(),
+            free: Vec::new(),
+            dirty: Default::default(),
+            flying: Default::default(),
+            owed: [0, 0],
+            order: VecDeque::new(),
+            stale: 0,
+            serial: 0,
+            object_bytes,
+            freed_max,
+            open: true,
+            bytes: 0,
+            bytes_max: 0,
+            ticket: 0,
+            appends: 0,
+            batches: 0,
+            written: 0,
+        }
+    }
+
+    pub fn has(&self, slot: usize) -> bool {
+        slot < self.slots.len()
+    }
+
+    pub fn unsynced(&self) -> usize {
+        self.owed[0] + self.owed[1]
+    }
+
+    pub fn dirty(&self, inline: bool) -> Vec<usize> {
+        let loan = |slot: &usize| self.slots[*slot].loan.as_ref();
+        let pends = |slot: &usize| loan(slot).is_some_and(|loan| loan.inline == inline && !loan.pending.is_empty());
+        self.dirty[way(inline)].iter().copied().filter(pends).collect()
+    }
+
+    fn slot(&mut self, slot: usize) -> PyResult<&mut Slot> {
+        self.slots.get_mut(slot).ok_or_else(|| refuse("no such slot"))
+    }
+
+    pub fn open_slot(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        })
+    }
+
+    pub fn close_slot(&mut self, slot: usize) -> PyResult<Option<usize>> {
+        if self.slot(slot)?.loan.is_some() {
+            return Err(refuse("what is lent is recalled before its slot is closed"));
+        }
+        self.forget(slot)?;
+        self.free.push(slot);
+        Ok(self.slots[slot].topic.take())
+    }
+
+    pub fn set_topic(&mut self, slot: usize, topic: Option<usize>) {
+        self.slots[slot].topic = topic;
+    }
+
+    pub fn lend(&mut self, slot: usize, inline: bool, terms: Terms, link: &[u8], key: &[u8]) -> PyResult<()> {
+        let (topic_id, partition, segment, seed, handle, position, limit, end, last_time) = terms;
+        let whole = |bytes: &[u8]| -> PyResult<Option<Link>> {
+            if bytes.is_empty() {
+                Ok(None)
+            } else {
+                bytes.try_into().map(Some).map_err(|_| refuse("32 bytes, or none"))
+            }
+        };
+        let (link, key) = (whole(link)?, whole(key)?);
+        let lent = self.slot(slot)?;
+        if lent.loan.is_some() {
+            return Err(refuse("it is lent already"));
+        }
+        lent.loan = Some(Box::new(Loan {
+            inline,
+            topic_id,
+            partition,
+            segment,
+            seed,
+            handle,
+            position,
+            limit,
+            end,
+            last_time,
+            told_time: None,
+            link,
+            key,
+            pending: Vec::new(),
+            owed: 0,
+            flight: None,
+        }));
+        Ok(())
+    }
+
+    pub fn extend(&mut self, slot: usize, limit: u64) -> PyResult<()> {
+        if let Some(loan) = self.slot(slot)?.loan.as_mut() {
+            loan.limit = limit;
+        }
+        Ok(())
+    }
+
+    pub fn end(&mut self, slot: usize) -> PyResult<u64> {
+        self.slot(slot)?.loan.as_ref().map(|loan| loan.end).ok_or_else(|| refuse("it is not lent"))
+    }
+
+    /// May a batch of this size be appended without a decision by Python? Whether it fits for certain, `seal` knows.
+    pub fn takes(&self, slot: usize, size: usize) -> bool {
+        self.open
+            && self.slots[slot].loan.as_ref().is_some_and(|loan| {
+                (loan.owed + size) as u64 + loan.link_bytes() <= loan.room()
+                    && self.owed[way(loan.inline)] + size <= PENDING_BYTES_MAX
+            })
+    }
+
+    /// Append what `takes` said yes to, and give it the offset and the time it will have. Is it written inline?
+    pub fn append(
+        &mut self,
+        py: Python<'_>,
+        slot: usize,
+        batch: &Py<PyByteArray>,
+        now: i64,
+        ticket: u64,
+        number: usize,
+    ) -> PyResult<bool> {
+        let loan = self.slot(slot)?.loan.as_mut().ok_or_else(|| refuse("it is not lent"))?;
+        let d = bytes_of(py, batch);
+        let (span, size) = (u64::from(batch::u32_at(d, 28)), d.len());
+        let (base, inline, first) = (loan.end, loan.inline, loan.pending.is_empty());
+        let time = *loan.told_time.get_or_insert(following(now, loan.last_time));
+        place(py, batch, base, time)?;
+        loan.end = base + span;
+        loan.owed += size;
+        loan.pending.push(Pending { batch: batch.clone_ref(py), base, ticket, number });
+        self.owed[way(inline)] += size;
+        if first {
+            self.dirty[way(inline)].push(slot);
+        }
+        Ok(inline)
+    }
+
+    /// The end of a turn: what is pending on this way is merged, linked and checksummed, and is to be written now. What does not
+    /// fit stays pending and is named: Python recalls it.
+    pub fn seal<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize) -> PyResult<Sealed<'py>> {
+        let (mut rows, mut places, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut total, mut appends) = (0, 0);
+        for slot in std::mem::take(&mut self.dirty[way(inline)]) {
+            let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
+            if loan.inline != inline || loan.pending.is_empty() {
+                continue; // it was recalled, and perhaps lent again
+            }
+            if loan.flight.is_some() {
+                return Err(refuse("what is being written is committed or recalled before more is sealed"));
+            }
+            let waits = loan.pending.len();
+            match seal_one(py, slot, loan, bytes_max - total.min(bytes_max))? {
+                Some((row, place)) => {
+                    total += (row.2 - row.1) as usize;
+                    appends += waits;
+                    rows.push(row);
+                    places.push(place);
+                    self.flying[way(inline)].push(slot);
+                }
+                None => unfit.push(slot),
+            }
+        }
+        let flying = &self.flying[way(inline)];
+        let (slots, first) = (&self.slots, flying.len() - rows.len());
+        let parts = if inline { &[] } else { &flying[first..] };
+        let flights = || parts.iter().filter_map(|slot| slots[*slot].loan.as_ref());
+        let table = unzeroed_bytes(py, ENTRY_BYTES * parts.len(), |out| {
+            for (entry, loan) in out.chunks_exact_mut(ENTRY_BYTES).zip(flights()) {
+                let position = loan.flight.as_ref().map_or(0, |flight| flight.position);
+                entry[..4].copy_from_slice(&loan.topic_id.to_le_bytes());
+                entry[4..8].copy_from_slice(&loan.partition.to_le_bytes());
+                entry[8..16].copy_from_slice(&loan.segment.to_le_bytes());
+                entry[16..20].copy_from_slice(&loan.seed.to_le_bytes());
+                entry[20..24].copy_from_slice(&((loan.position - position) as u32).to_le_bytes());
+                entry[24..].copy_from_slice(&position.to_le_bytes());
+            }
+        })?;
+        let body = unzeroed_bytes(py, if inline { 0 } else { total }, |out| {
+            let mut at = 0;
+            for buffer in flights().flat_map(|loan| loan.flight.iter().flat_map(|flight| &flight.buffers)) {
+                let d = bytes_of(py, buffer);
+                out[at..at + d.len()].copy_from_slice(d);
+                at += d.len();
+            }
+        })?;
+        Ok((rows, places, table, body, unfit, appends))
+    }
+
+    /// What was being written on this way is: readers find it here. What was recalled meanwhile is left out.
+    pub fn commit(&mut self, py: Python<'_>, inline: bool) -> PyResult<()> {
+        for slot in std::mem::take(&mut self.flying[way(inline)]) {
+            let Some(flight) = self.slots[slot].loan.as_mut().and_then(|loan| loan.flight.take()) else { continue };
+            self.owed[way(inline)] -= flight.owed;
+            self.appends += flight.waiting.len() as u64;
+            for buffer in flight.buffers {
+                self.batches += 1;
+                self.written += bytes_of(py, &buffer).len() as u64;
+                self.keep(py, slot, buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn recall<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Recalled<'py>> {
+        let loan = *self.slot(slot)?.loan.take().ok_or_else(|| refuse("it is not lent"))?;
+        let mut owed = loan.owed;
+        let flight = loan.flight.map(|flight| {
+            owed += flight.owed;
+            (flight.position, flight.buffers, waiting(flight.waiting))
+        });
+        self.owed[way(loan.inline)] -= owed;
+        let link = loan.link.map(|link| PyBytes::new(py, &link));
+        Ok((waiting(loan.pending), flight, loan.position, loan.end, loan.last_time, link))
+    }
+
+    /// Keep a visible batch for readers, the newest of its partition. If it does not follow the one before, that one and all before
+    /// it are forgotten.
+    pub fn keep(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>) -> PyResult<()> {
+        let d = bytes_of(py, &batch);
+        let (length, base) = (d.len(), batch::i64_at(d, 16) as u64);
+        let next = base + u64::from(batch::u32_at(d, 28));
+        if self.slot(slot)?.kept.back().is_some_and(|last| last.next != base) {
+            self.forget(slot)?;
+        }
+        self.serial += 1;
+        self.slots[slot].kept.push_back(Kept { base, next, serial: self.serial, length, batch, view: None });
+        self.order.push_back((self.serial, slot));
+        self.bytes += length + self.object_bytes;
+        self.trim();
+        Ok(())
+    }
+
+    /// Drop the oldest of all until they are within their bound, at most `freed_max` of them now.
+    fn trim(&mut self) {
+        for _ in 0..self.freed_max {
+            if self.bytes <= self.bytes_max {
+                return;
+            }
+            let Some((serial, slot)) = self.order.pop_front() else { return };
+            let kept = &mut self.slots[slot].kept;
+            if kept.front().is_some_and(|oldest| oldest.serial == serial) {
+                let length = kept.pop_front().map_or(0, |oldest| oldest.length);
+                self.bytes -= length + self.object_bytes;
+            }
+        }
+    }
+
+    pub fn forget(&mut self, slot: usize) -> PyResult<()> {
+        let kept = std::mem::take(&mut self.slot(slot)?.kept);
+        self.bytes -= kept.iter().map(|one| one.length + self.object_bytes).sum::<usize>();
+        self.stale += kept.len();
+        if self.stale > self.order.len() / 2 {
+            self.stale = 0;
+            let slots = &self.slots;
+            self.order
+                .retain(|(serial, slot)| slots[*slot].kept.front().is_some_and(|oldest| oldest.serial <= *serial));
+        }
+        Ok(())
+    }
+
+    /// Kept batches from the one that holds offset on; None if what is kept does not reach back so far, or has nothing behind it.
+    pub fn read<'py>(
+        &mut self,
+        py: Python<'py>,
+        slot: usize,
+        offset: u64,
+        max_bytes: i64,
+        make: &Py<PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
+        let kept = &mut self.slot(slot)?.kept;
+        let reaches = kept.front().is_some_and(|first| first.base <= offset);
+        if !reaches || kept.back().is_none_or(|last| last.next <= offset) {
+            return Ok(None);
+        }
+        let found = PyList::empty(py);
+        let mut left = max_bytes;
+        let first = kept.partition_point(|one| one.base <= offset).saturating_sub(1);
+        for one in kept.iter_mut().skip(first) {
+            let view = match &one.view {
+                Some(view) => view.clone_ref(py),
+                None => make.call1(py, (&one.batch,))?,
+            };
+            found.append(&view)?;
+            one.view = Some(view);
+            left -= one.length as i64;
+            if left <= 0 {
+                break;
+            }
+        }
+        Ok(Some(found))
+    }
+}
+
+/// Merges, links and checksums what is pending of one; None if it does not fit: then nothing was changed but times in it.
+fn seal_one<'py>(
+    py: Python<'py>,
+    slot: usize,
+    loan: &mut Loan,
+    bytes_max: usize,
+) -> PyResult<Option<(Row<'py>, Place<'py>)>> {
+    let time = loan.told_time.unwrap_or(loan.last_time);
+    let base = loan.pending[0].base;
+    let mut made: Vec<(Py<PyByteArray>, bool)> = Vec::with_capacity(1); // and whether it was merged
+    let parts: Vec<&Py<PyByteArray>> = loan.pending.iter().map(|one| &one.batch).collect();
+    let mut first = 0;
+    while first < parts.len() {
+        let last = group_end(py, &parts, first);
+        match merged(py, &parts[first..last], time) {
+            Some(batch) => made.push((batch, true)),
+            None => made.extend(parts[first..last].iter().map(|one| (one.clone_ref(py), false))),
+        }
+        first = last;
+    }
+    let size = made.iter().map(|(batch, _)| batch.bind(py).len() as u64 + loan.link_bytes()).sum::<u64>();
+    if size > loan.room() || size > bytes_max as u64 {
+        return Ok(None);
+    }
+    let (mut next, mut greatest) = (base, i64::MIN);
+    for (batch, merged) in &made {
+        if *merged {
+            place(py, batch, next, time)?;
+        }
+        if let Some(before) = loan.link {
+            batch.bind(py).resize(batch.bind(py).len() + LINK_BYTES)?;
+            // SAFETY: the lock is held and no Python code runs before the slice is gone; what is pending was handed over.
+            let d = unsafe { batch.bind(py).as_bytes_mut() };
+            loan.link = Some(make::link(d, loan.seed, &before, loan.key.as_ref()));
+        } else {
+            // SAFETY: as above.
+            let d = unsafe { batch.bind(py).as_bytes_mut() };
+            make::seal(d, None, Some(loan.seed)).map_err(refuse)?;
+        }
+        let d = bytes_of(py, batch);
+        next += u64::from(batch::u32_at(d, 28));
+        greatest = greatest.max(batch::i64_at(d, 40));
+    }
+    let buffers: Vec<Py<PyByteArray>> = made.into_iter().map(|(batch, _)| batch).collect();
+    let position = loan.position;
+    loan.position += size;
+    (loan.last_time, loan.told_time) = (time, None);
+    let link = loan.link.map(|link| PyBytes::new(py, &link));
+    let row = (slot, position, loan.position, base, next, greatest, link, buffers.len());
+    let listed = PyList::new(py, &buffers)?;
+    let (waiting, owed) = (std::mem::take(&mut loan.pending), std::mem::take(&mut loan.owed));
+    loan.flight = Some(Flight { position, buffers, waiting, owed });
+    Ok(Some((row, (loan.handle, listed, position))))
+}

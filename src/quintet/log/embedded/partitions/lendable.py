@@ -1,0 +1,216 @@
+"""Lends a partition in files to the kernel, and takes it back: the part of FilePartition that the lending (lending.py) talks to.
+
+While it is lent the kernel has its end, its place in the segment, its head link and what is pending; everything else stays here and is
+exact: `lent_written` moves `visible`, the segment, its index, the links and the sync state when something is written. Whoever
+needs what the kernel has calls `recall` first. A partition is lent only while its state is IDLE and it has nothing staged.
+"""
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from quintet.log.base import Appended, TopicSpec
+from quintet.log.embedded.files.segment import Segment
+from quintet.log.embedded.partitions.lending import Lendable, Lending
+from quintet.log.embedded.partitions.merging import Pending
+from quintet.log.embedded.partitions.roles import Chunk, Maintained
+from quintet.log.embedded.partitions.shared import TailCache
+from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncState, row
+from quintet.log.embedded.partitions.syncing import SyncedPartition
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import ShuttingDown, StorageError
+
+LENT_PENDING_BYTES_MAX: Final = 16 * limits.KIB  # more is staged here: the kernel would give it back
+LENT_BYTES_MIN: Final = 1_024  # with less room in the segment the next append would come back
+EXTEND_BELOW_BYTES: Final = limits.PREALLOCATE_FIRST_BYTES // 2  # of prepared room: then zeros are written ahead
+
+_OFFERED, _PENDING_WAITS = row(Event.OFFERED), row(Event.PENDING_WAITS)
+NO_PENDING: Final = cast(list[Pending], ())  # of most partitions. It is shared, so nothing can be put into it
+_CLEAN, _DIRTY, _SYNCING, _SYNCING_DIRTY = SyncState
+
+
+class LentCache(TailCache):
+    """The newest batches of a partition that has a slot: the kernel keeps them, whether it is lent or not."""
+
+    __slots__ = ("_lending", "_slot")
+
+    def __init__(self, lending: Lending, slot: int) -> None:
+        self._lending = lending
+        self._slot = slot
+
+    def add(self, batch: RecordBatch) -> None:
+        assert isinstance(batch.buffer, bytearray)
+        self._lending.tails.keep_lent(self._slot, batch.buffer)
+
+    def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
+        return self._lending.tails.read_lent(self._slot, offset, max_bytes)
+
+    def clear(self) -> None:
+        self._lending.tails.forget_lent(self._slot)
+
+
+class LendablePartition(SyncedPartition):
+    """What it asks of the partition it is part of: the fields below, `_on` and `_extend`."""
+
+    __slots__ = (
+        "_chunks", "_end", "_failure", "_inline", "_last_time", "_lent", "_on_idle", "_pending", "_plan", "_plan_end", "_slot",
+        "_strict", "_used", "spec",
+    )  # fmt: skip
+    _chunks: list[Chunk]
+    _end: int
+    _failure: StorageError | ShuttingDown | None
+    _inline: bool
+    _last_time: int
+    _lent: bool
+    _on_idle: list[Callable[[], None]] | tuple[()]
+    _pending: list[Pending]
+    _plan: Segment | None
+    _plan_end: int
+    _slot: int
+    _strict: bool
+    _used: int
+    spec: TopicSpec
+
+    def _on(self, event: Row) -> Action:
+        """Take the step that the table has for this event."""
+        raise NotImplementedError
+
+    def _extend(self) -> None:
+        """Zero-fill ahead of the writer."""
+        raise NotImplementedError
+
+    @property
+    def is_lent(self) -> bool:
+        return self._lent
+
+    @property
+    def tail(self) -> int | None:
+        return None
+
+    @property
+    def loan(self) -> int | None:
+        """Its slot; asked for, it gets one. Not of tables, whose batches are synced one by one, nor of what fails or stops."""
+        lending = self._shared.lending
+        if self._slot < 0 and lending is not None and not self._strict and self._failure is None:
+            self._slot = lending.open(cast(Lendable, self))
+            self.cache.clear()
+            self.cache = LentCache(lending, self._slot)
+        return self._slot if self._slot >= 0 else None
+
+    def _lend(self) -> bool:
+        """Let the kernel append, if nothing stands against it, and hand it what is pending. True: it has that."""
+        slot, segment, lending = self._slot, self._plan, self._shared.lending
+        if slot < 0 or self._lent or lending is None or segment is None or self._state > State.ARMED:
+            return False
+        if self._chunks or self._failure is not None or self._on_idle or self._shared.low is not None:
+            return False
+        if segment.packed or segment.handle < 0 or not self.segments or self.segments[-1] is not segment:
+            return False
+        if not self._inline and not (segment.named or segment.journaled):
+            return False
+        limit = self._limit(segment)
+        size = self._pending_bytes + self.links.room
+        if limit - self._plan_end - size < LENT_BYTES_MIN or size > LENT_PENDING_BYTES_MAX:
+            return False
+        pending, end = self._pending, self._end
+        place = (self.topic_id, self.number, segment.base, segment.seed, segment.handle)
+        terms = (*place, self._plan_end, limit, pending[0][2] if pending else end, self._last_time)
+        lending.tails.lend(slot, self._inline, terms, *self.links.lent)
+        self._lent = True
+        self._shared.unsynced -= self._pending_bytes
+        self._pending_bytes, self._pending = 0, NO_PENDING
+        self._state = State.IDLE  # if it was armed: the end of the turn finds nothing here
+        for number, (batch, done, base) in enumerate(pending):
+            given = lending.append(slot, self._inline, batch, done)
+            if given is None:  # too much is pending elsewhere
+                self.recall()
+                self._pending = [*self._pending, *pending[number:]]
+                more = sum([len(batch) for batch, _, _ in pending[number:]])
+                self._pending_bytes += more
+                self._shared.unsynced += more
+                self._end = end
+                return False
+            assert given == base, "it gets the offset that it has"
+        return True
+
+    def _limit(self, segment: Segment) -> int:
+        """How far it may be written: what promises a sync stays within the prepared part."""
+        most = self.spec.segment_bytes
+        return most if self._inline else min(segment.allocated, most)
+
+    def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
+        """Append by way of the kernel; None if that does not take it: then it is recalled."""
+        lending = self._shared.lending
+        assert lending is not None
+        base = lending.append(self._slot, self._inline, batch, done)
+        if base is None:
+            self.recall()
+        return base
+
+    def recall(self) -> None:
+        """Take back what was lent, and go on as if what is not durable had been appended and staged here."""
+        lending = self._shared.lending
+        assert lending is not None
+        self._lent = False
+        waiting, flight, self._plan_end, self._end, self._last_time, link = lending.tails.recall(self._slot)
+        if link is not None:
+            self.links.resume(link)
+        if waiting:
+            self._pending = lending.with_waiters(waiting)
+            self._pending_bytes = sum([len(batch) for batch, _, _ in self._pending])
+            self._shared.unsynced += self._pending_bytes
+        if flight is not None:
+            assert self._plan is not None
+            position, buffers, waiting = flight
+            chunk = Chunk(self._plan, position, 0 if self._inline else self._shared.scheduler.monotonic())
+            chunk.buffers = buffers
+            chunk.end = position + sum(map(len, buffers))
+            chunk.waiters = lending.with_waiters(waiting)
+            chunk.owed = sum([len(batch) for batch, _, _ in chunk.waiters])
+            self._shared.unsynced += chunk.owed
+            self._on(_OFFERED)
+            lending.recalled(self._slot, self._inline, chunk)
+        elif self._pending:
+            self._on(_PENDING_WAITS)
+
+    def restage(self, chunk: Chunk) -> None:
+        """What the kernel sealed was not written: it is the first that is."""
+        self._chunks = [chunk, *self._chunks]
+
+    def write_now(self, handle: int, buffers: list[bytearray], position: int) -> OSError | None:
+        """Write what was sealed for this partition, without a sync; why that was refused."""
+        try:
+            self._shared.disk.pwritev(handle, buffers, position)
+        except OSError as error:
+            return error
+        return None
+
+    def lent_written(self, position: int, end: int, base: int, visible: int, newest: int, link: bytes | None) -> bool:
+        """What was sealed for this partition is written, and in the journal if it promises a sync. Does somebody watch it?"""
+        segment = self.segments[-1]
+        self._visible = segment.next_offset = visible
+        segment.end = end
+        if segment.index is not None:
+            segment.index.add(position, base, newest)
+        if link is not None:
+            self.links.commit_link(link, visible, not self._inline)
+        self._used = self._shared.upkeep.monotonic
+        state = self._sync_state
+        if state is _CLEAN or state is _SYNCING:
+            self._sync_state = _DIRTY if state is _CLEAN else _SYNCING_DIRTY
+        if self._inline:
+            segment.allocated = max(segment.allocated, end)
+            if self.spec.durability == "interval":
+                self._shared.upkeep.sync_soon(cast(Maintained, self))
+        elif segment.allocated - end < EXTEND_BELOW_BYTES:
+            self._plan_end = end
+            self._extend()
+        return bool(self._watchers)
+
+    def notify(self) -> None:
+        self._notify()
+
+    def _close_slot(self) -> None:
+        if self._slot >= 0 and self._shared.lending is not None:
+            self._shared.lending.close(self._slot)
+            self._slot, self.cache = -1, self._shared.no_cache

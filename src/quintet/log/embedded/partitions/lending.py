@@ -1,0 +1,253 @@
+"""Has the kernel append to partitions in files, seals all of them in one call, and knows who waits for what (ADR 29).
+
+A partition lends itself (lendable.py) while nothing about it needs a decision. Then doors append to it inside the call that splits
+a read, over any number of partitions; at the end of the turn one call seals them, and what it gives is written on one of two
+ways: by the committer, in a record of the journal with everybody else's, or inline, where no sync is promised. A partition that is
+recalled gets back what is not yet durable as if it had staged it itself, so everything that can go wrong is handled as it always was.
+
+Who appended a run of groups in one read waits for all of them once (`Held.done`), and not for each: only groups that come back to
+Python have a waiter of their own.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Final, Protocol
+
+from quintet import kernel
+from quintet.log.base import Appended, Held
+from quintet.log.embedded.partitions.merging import Pending
+from quintet.log.embedded.partitions.roles import Chunk, Committable
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.scheduler import Scheduler, call_each
+
+JOURNAL: Final = False
+INLINE: Final = True
+WAYS: Final = ((1, JOURNAL), (2, INLINE))  # their bits in what fly_append says
+INLINE_BYTES_MAX: Final = 64 * limits.MIB  # written in one turn: above what can be pending
+OWN_TICKETS: Final = 1 << 62  # from here on they are given here, below by the kernel
+SHOWN_AT_ONCE_MAX: Final = 4_096  # partitions whose watchers are called in one turn
+
+Row = tuple[int, int, int, int, int, int, bytes | None, int]
+Waiting = tuple[bytearray, int, int, int]
+
+
+class Lendable(Committable, Protocol):
+    """A partition as the lending sees it (lendable.LendablePartition)."""
+
+    @property
+    def is_lent(self) -> bool: ...
+
+    def recall(self) -> None: ...
+
+    def lent_written(
+        self, position: int, end: int, base: int, visible: int, newest: int, link: bytes | None
+    ) -> bool: ...
+
+    def write_now(self, handle: int, buffers: list[bytearray], position: int) -> OSError | None: ...
+
+    def notify(self) -> None: ...
+
+
+class Sealed:
+    """What one call sealed. `chunks`: of partitions that were recalled while it is written."""
+
+    __slots__ = ("appends", "began", "body", "chunks", "places", "rows", "table", "tickets", "watched")
+
+    def __init__(
+        self, rows: list[Row], places: list[tuple[int, list[bytearray], int]], table: bytes, body: bytes, appends: int
+    ) -> None:
+        self.rows = rows
+        self.places = places
+        self.table = table
+        self.body = body
+        self.appends = appends
+        self.tickets: list[int] = []
+        self.chunks: dict[int, Chunk] = {}
+        self.began = 0
+        self.watched: list[Lendable] = []
+
+
+class _Alone:
+    """Who waits for one batch that was appended by way of Python (log.base.Held)."""
+
+    __slots__ = ("_base", "_done")
+
+    def __init__(self, done: Appended | None, base: int) -> None:
+        self._done = done
+        self._base = base
+
+    def done(self) -> None:
+        if self._done is not None:
+            self._done(self._base, None)
+
+    def waiter(self, number: int) -> Appended | None:
+        done, self._done = self._done, None
+        return done
+
+
+class Lending:
+    """One per engine."""
+
+    __slots__ = ("_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "tails")
+
+    def __init__(self, tails: kernel.Tails[RecordBatch], scheduler: Scheduler, turn_soon: Callable[[], None]) -> None:
+        self.tails = tails
+        self._scheduler = scheduler
+        self._turn_soon = turn_soon
+        self._partitions: dict[int, Lendable] = {}  # by their slots
+        self._tickets: dict[int, tuple[Held, int]] = {}  # who waits, and for how many ways
+        self._holding: tuple[list[int], list[int]] = ([], [])  # tickets that the next seal of each way is for
+        self._under_way: dict[bool, Sealed] = {}
+        self._own = count(OWN_TICKETS)
+
+    def open(self, partition: Lendable) -> int:
+        """A slot for it."""
+        slot = self.tails.open_lent()
+        self._partitions[slot] = partition
+        return slot
+
+    def close(self, slot: int) -> None:
+        del self._partitions[slot]
+        self.tails.close_lent(slot)
+
+    # -- who waits -----------------------------------------------------------------------------------------------------
+
+    def hold(self, ticket: int, ways: int, held: Held) -> None:
+        """The kernel appended groups of this run; `held.done` is called once for each way."""
+        used = [way for bit, way in WAYS if ways & bit]
+        self._tickets[ticket] = (held, len(used))
+        for way in used:
+            self._holding[way].append(ticket)
+        self._turn_soon()
+
+    def with_waiters(self, waiting: list[Waiting]) -> list[Pending]:
+        """What was recalled, each with a waiter of its own."""
+        tickets = self._tickets
+        return [(batch, tickets[ticket][0].waiter(number), base) for batch, ticket, number, base in waiting]
+
+    def _release(self, tickets: list[int]) -> None:
+        """What was appended for them on one way is durable, or has waiters of its own."""
+        calls: list[Callable[[], None]] = []
+        for ticket in tickets:
+            held, ways = self._tickets[ticket]
+            if ways == 1:
+                del self._tickets[ticket]
+            else:
+                self._tickets[ticket] = (held, ways - 1)
+            calls.append(held.done)
+        call_each(self._scheduler, calls)
+
+    def append(self, slot: int, way: bool, batch: bytearray, done: Appended | None) -> int | None:
+        """Append for somebody who is not a door of the kernel; its base offset, or None if it must be recalled for that."""
+        ticket = next(self._own)
+        base = self.tails.append_lent(slot, batch, self._scheduler.now(), ticket)
+        if base is not None:
+            self._tickets[ticket] = (_Alone(done, base), 1)
+            self._holding[way].append(ticket)
+            self._turn_soon()
+        return base
+
+    # -- sealing -------------------------------------------------------------------------------------------------------
+
+    def count_waiting(self) -> int:
+        """How many partitions have something for the journal. If all that somebody waited for was recalled, nobody seals it: then who
+        waits is told here that it is over."""
+        if not self._holding[JOURNAL]:
+            return 0
+        count = len(self.tails.dirty_lent(JOURNAL))
+        if not count:
+            self.recall_waiting()
+        return count
+
+    def recall_waiting(self) -> None:
+        """Nothing goes by the journal now: those that have something for it stage it themselves."""
+        for slot in self.tails.dirty_lent(JOURNAL):
+            if (partition := self._partitions[slot]).is_lent:
+                partition.recall()
+        tickets, self._holding[JOURNAL][:] = self._holding[JOURNAL][:], []
+        if tickets:
+            self._scheduler.soon(partial(self._release, tickets))
+
+    def seal(self, way: bool, bytes_max: int) -> Sealed | None:
+        """Everything that was appended on this way; None if nothing was."""
+        if not self._holding[way]:
+            return None
+        rows, places, table, body, unfit, appends = self.tails.seal_lent(way, bytes_max)
+        sealed = Sealed(rows, places, table, body, appends)
+        sealed.tickets, self._holding[way][:] = self._holding[way][:], []
+        for slot in unfit:
+            self._partitions[slot].recall()
+        if not rows:
+            self._scheduler.soon(partial(self._release, sealed.tickets))
+            return None
+        self._under_way[way] = sealed
+        return sealed
+
+    def recalled(self, slot: int, way: bool, chunk: Chunk) -> None:
+        """A partition was recalled while this chunk of it is being written."""
+        self._under_way[way].chunks[slot] = chunk
+
+    def taken_back(self, sealed: Sealed, way: bool = JOURNAL) -> list[tuple[Lendable, Chunk]]:
+        """It is not written, or not as it should be: its partitions decide. In the order of its places."""
+        found = []
+        for slot, *_ in sealed.rows:
+            partition = self._partitions[slot]
+            if slot not in sealed.chunks:
+                partition.recall()
+            found.append((partition, sealed.chunks[slot]))
+        del self._under_way[way]
+        self.tails.commit_lent(way)  # of nobody: all were recalled
+        self._scheduler.soon(partial(self._release, sealed.tickets))
+        return found
+
+    def written(self, sealed: Sealed, way: bool, needed: dict[Committable, int] | None) -> None:
+        """It is written, and what the way promises is kept: it is visible."""
+        del self._under_way[way]
+        self.tails.commit_lent(way)
+        partitions, chunks = self._partitions, sealed.chunks
+        for slot, position, end, base, visible, newest, link, _ in sealed.rows:
+            partition = partitions[slot]
+            if slot in chunks:
+                partition.journaled(chunks[slot])
+            elif partition.lent_written(position, end, base, visible, newest, link):
+                sealed.watched.append(partition)
+            if needed is not None:
+                needed[partition] = visible
+
+    def tell(self, sealed: Sealed) -> None:
+        """Tell who waits, then who watches. Raises nothing."""
+        for slot, chunk in sealed.chunks.items():
+            self._partitions[slot].tell(chunk)
+        self._release(sealed.tickets)
+        self._show(sealed.watched)
+
+    def _show(self, watched: list[Lendable]) -> None:
+        call_each(self._scheduler, [partition.notify for partition in watched[:SHOWN_AT_ONCE_MAX]])
+        if len(watched) > SHOWN_AT_ONCE_MAX:
+            self._scheduler.soon(partial(self._show, watched[SHOWN_AT_ONCE_MAX:]))
+
+    # -- inline --------------------------------------------------------------------------------------------------------
+
+    def write_inline(self) -> None:
+        """Write what promises no sync, and tell who waits."""
+        sealed = self.seal(INLINE, INLINE_BYTES_MAX)
+        if sealed is None:
+            return
+        refused: list[Callable[[], None]] = []
+        for row, (handle, buffers, position) in zip(tuple(sealed.rows), sealed.places, strict=True):
+            partition = self._partitions[row[0]]
+            error = partition.write_now(handle, buffers, position)
+            if error is not None:
+                partition.recall()
+                chunk = sealed.chunks.pop(row[0])
+                sealed.rows.remove(row)
+                refused.append(partial(_refuse, partition, chunk, error))
+        self.written(sealed, INLINE, None)
+        call_each(self._scheduler, refused)
+        self.tell(sealed)
+
+
+def _refuse(partition: Lendable, chunk: Chunk, error: OSError) -> None:
+    partition.refused(chunk, partition.take_back(chunk, error))

@@ -1,0 +1,239 @@
+"""Partitions in files that are lent to the kernel: the native one and its twin say the same, and what is sealed is what Python seals.
+
+Random histories lend, append (by FlyMQ's PRODUCE and by way of Python), seal, commit, recall, keep and read.
+"""
+
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+from quintet.kernel import pure, pure_lent
+from quintet.log.embedded.partitions import commit
+from quintet.log.embedded.recovery import journal
+from tests.kernel.frames import native_twin
+
+RUST: Final = Path(__file__).parents[2] / "kernel/src/lent.rs"
+NAMES: Final = [b"t%d" % number for number in range(3)]
+HISTORIES: Final = 200
+STEPS: Final = 60
+FRAME_BYTES_MAX: Final = 1 << 20
+LINK: Final = bytes(range(32))
+KEY: Final = bytes(range(32, 64))
+SEED: Final = 7
+
+
+class Twin:
+    """One implementation under a history. Everything it says goes to the comparison."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.tails = kernel.Tails(bytes, 30_000, 100, 7)
+        self.tails.set_lending(True, 8_000)
+        self.routes = kernel.Routes()
+        self.slots = [self.tails.open_lent() for _ in range(5)]
+        self.ends = dict.fromkeys(self.slots, (512, 0, 0, LINK))  # position, end, time, link
+        self.sealed = {False: False, True: False}
+        for number, name in enumerate(NAMES):
+            slots = self.slots[number : number + 2] if number < 2 else [self.tails.open(5_000)]
+            self.routes.add(name, self.tails.add_topic(slots, number < 2), number, True)
+
+    def step(self, choice: random.Random) -> object:
+        act = choice.choice(ACTS)
+        return act.__name__, act(self, choice), self.tails.lent_unsynced, self.tails.lent_bytes
+
+    def lend(self, choice: random.Random) -> object:
+        slot = choice.choice(self.slots)
+        position, end, time, link = self.ends[slot]
+        limit = position + choice.choice([100, 2_000, 20_000])
+        terms = (16 + slot, slot % 2, 0, SEED, 100 + slot, position, limit, end, time)
+        chained, keyed = choice.random() < 0.7, choice.random() < 0.5
+        try:
+            self.tails.lend(slot, slot == 4, terms, link if chained else b"", KEY if keyed else b"")
+        except ValueError as error:
+            return str(error)
+        return terms
+
+    def append(self, choice: random.Random) -> object:
+        values = [bytes(choice.randrange(300)) for _ in range(choice.randint(1, 4))]
+        stamps = [choice.randrange(3_000) for _ in values] if choice.random() < 0.2 else None
+        batch = self.kernel.build(
+            values, timestamps=stamps, origin=b"o:%d" % choice.randrange(3), flags=choice.randrange(2)
+        )
+        given = self.tails.append_lent(
+            choice.choice(self.slots), batch, choice.choice([10, 1_000, 2_000]), choice.randrange(99)
+        )
+        return given, bytes(batch)
+
+    def produce(self, choice: random.Random) -> object:
+        data = b"".join(
+            self.kernel.fly_produce(
+                choice.choice(NAMES), [choice.choice([None, b"k"])], [bytes(choice.randrange(200))],
+                choice.choice([-1, -1, 0, 1, 5]), 7 * (choice.random() < 0.03), 0, 1,
+            )
+            for _ in range(choice.randint(1, 8))
+        )  # fmt: skip
+        counts = dict.fromkeys(NAMES, 2)
+        now = choice.choice([900, 1_500])
+        return self.kernel.fly_append(self.tails, self.routes, data, 0, FRAME_BYTES_MAX, counts, b"flymq:a", now, 1)
+
+    def seal(self, choice: random.Random) -> object:
+        inline, most = choice.random() < 0.5, choice.choice([1_000, 1 << 20])
+        if self.sealed[inline]:
+            self.tails.commit_lent(inline)
+        self.sealed[inline] = True
+        sealed = self.tails.seal_lent(inline, most)
+        for slot in sealed[4]:
+            self._recall(slot)
+        return sealed, self.tails.dirty_lent(inline)
+
+    def commit(self, choice: random.Random) -> object:
+        inline = choice.random() < 0.5
+        self.sealed[inline] = False
+        self.tails.commit_lent(inline)
+        return self.tails.take_counts()
+
+    def _recall(self, slot: int) -> object:
+        try:
+            recalled = self.tails.recall(slot)
+        except ValueError as error:
+            return str(error)
+        _, _, position, end, time, link = recalled
+        self.ends[slot] = (position, end, time, link or self.ends[slot][3])
+        return recalled
+
+    def recall(self, choice: random.Random) -> object:
+        return self._recall(choice.choice(self.slots)) if choice.random() < 0.5 else None
+
+    def keep(self, choice: random.Random) -> object:
+        slot, base = choice.choice(self.slots), choice.randrange(20)
+        batch = self.kernel.build([bytes(choice.randrange(2_000))])
+        self.kernel.place(batch, base, 5)
+        self.tails.keep_lent(slot, batch)
+        if choice.random() < 0.1:
+            self.tails.forget_lent(slot)
+        return slot
+
+    def extend(self, choice: random.Random) -> object:
+        slot = choice.choice(self.slots)
+        return self.tails.extend_lent(slot, self.ends[slot][0] + 30_000)
+
+    def look(self, choice: random.Random) -> object:
+        found = []
+        for slot in self.slots:
+            found.append(self.tails.read_lent(slot, choice.randrange(40), choice.choice([1, 500, 1 << 20])))
+            try:
+                found.append(self.tails.lent_end(slot))
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+
+ACTS: Final = (
+    Twin.lend, Twin.lend, Twin.append, Twin.append, Twin.produce, Twin.produce, Twin.produce, Twin.seal, Twin.seal, Twin.commit,
+    Twin.commit, Twin.recall, Twin.keep, Twin.extend, Twin.look,
+)  # fmt: skip
+
+
+def history(kernel: Any, seed: int) -> Iterator[object]:
+    twin, choice = Twin(kernel), random.Random(seed)
+    for _ in range(STEPS):
+        yield twin.step(choice)
+
+
+def test_native_and_pure_lend_the_same_over_random_histories() -> None:
+    native = native_twin()
+    for seed in range(HISTORIES):
+        for number, (ours, theirs) in enumerate(zip(history(native, seed), history(pure, seed), strict=True)):
+            assert ours == theirs, f"seed {seed}, step {number}"
+
+
+class _Unlinked(pure.Tails[bytes]):
+    """The control: it links every batch to the first one."""
+
+    def seal_lent(self, inline: bool, bytes_max: int) -> Any:
+        links = {number: slot.loan.link for number, slot in enumerate(self.lents.slots) if slot.loan is not None}
+        sealed = super().seal_lent(inline, bytes_max)
+        for number, link in links.items():
+            self.lents.loan(number).link = link
+        return sealed
+
+
+def test_a_twin_that_breaks_the_chain_is_caught() -> None:
+    sabotaged = SimpleNamespace(**vars(pure) | {"Tails": _Unlinked})
+    assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
+
+
+def test_what_is_sealed_are_the_bytes_that_python_seals(k: ModuleType) -> None:
+    """Merged, placed, linked and checksummed as by merge and chain, and entered as by journal.pack_record."""
+    tails = k.Tails(bytes, 1 << 20, 100, 100)
+    tails.set_lending(True, 1 << 20)
+    slot = tails.open_lent()
+    tails.lend(slot, False, (16, 3, 40, SEED, 9, 512, 65_536, 40, 0), LINK, KEY)
+    parts = [k.build([b"one", b"two"], origin=b"o:1"), k.build([b"three"], origin=b"o:2")]
+    expected = k.merge(parts, 5_000)
+    link = k.chain(expected, 40, 5_000, SEED, LINK, KEY)
+    assert [tails.append_lent(slot, part, 5_000, 1) for part in parts] == [40, 42]
+    rows, places, table, body, unfit, appends = tails.seal_lent(False, 1 << 20)
+    end = 512 + len(expected)
+    assert rows == [(slot, 512, end, 40, 43, 5_000, link, 1)]
+    assert places == [(9, [expected], 512)] and body == expected and (unfit, appends) == ([], 2)
+    record = journal.pack_record(journal.Life(1, 2), 0, [(16, 3, 40, SEED, len(expected), 512)], [expected])
+    assert record == journal.pack_record(journal.Life(1, 2), 0, [], [body], table, 1)
+    assert tails.read_lent(slot, 40, 1) is None, "nobody sees it before it is committed"
+    tails.commit_lent(False)
+    assert tails.read_lent(slot, 41, 1) == [bytes(expected)]
+
+
+def test_what_has_no_room_comes_back_to_python_in_its_order(k: ModuleType) -> None:
+    """Control: with more room it is sealed."""
+    for room in (10_000, 400):
+        tails = k.Tails(bytes, 1 << 20, 100, 100)
+        tails.set_lending(True, 1 << 20)
+        slot = tails.open_lent()
+        tails.lend(slot, False, (16, 0, 0, SEED, 9, 512, 512 + room, 5, 0), LINK, b"")
+        # A column of times for all: the merged batch is longer than its parts.
+        batches = [k.build([b""] * 30), k.build([b""], timestamps=[1])]
+        taken = [tails.append_lent(slot, batch, 7, number) for number, batch in enumerate(batches)]
+        _, _, _, _, unfit, _ = tails.seal_lent(False, 1 << 20)
+        waiting, flight, position, _, _, _ = tails.recall(slot)
+        if room == 10_000:
+            assert (taken, unfit, waiting) == ([5, 35], [], []) and flight is not None
+        else:
+            assert unfit == [slot] or None in taken
+            assert flight is None and position == 512
+            assert [base for _, _, _, base in waiting] == [base for base in taken if base is not None]
+
+
+def other_bounds(rust: str) -> dict[str, list[int | None]]:
+    """The bounds of the log that this Rust source or the twin has with another value, or not at all: [log, twin, Rust]."""
+    found = dict(re.findall(r"^const (\w+): \w+ = ([\d_* ]+);", rust, re.MULTILINE))
+    log = {"JOURNALED_BYTES_MAX": commit.CHUNK_BYTES_MAX, "ENTRY_BYTES": journal.ENTRY_BYTES}
+    twin = {"JOURNALED_BYTES_MAX": pure_lent.JOURNALED_BYTES_MAX, "ENTRY_BYTES": pure_lent.ENTRY.size}
+    for name in ("PENDING_BYTES_MAX", "INLINE_BYTES_MAX"):
+        log[name] = twin[name] = getattr(pure_lent, name)
+    values = {name: [value, twin[name], eval(found.get(name, "None"))] for name, value in log.items()}
+    return {name: each for name, each in values.items() if len(set(each)) > 1}
+
+
+def test_bounds_of_loans_are_the_same_in_rust_and_in_the_log() -> None:
+    assert other_bounds(RUST.read_text()) == {}
+    assert commit.LENT_BYTES_MAX == pure_lent.PENDING_BYTES_MAX
+    changed = RUST.read_text().replace("JOURNALED_BYTES_MAX: u64 = 32", "JOURNALED_BYTES_MAX: u64 = 64")
+    assert other_bounds(changed) == {"JOURNALED_BYTES_MAX": [32_768, 32_768, 65_536]}
+
+
+def campaign(count: int, first: int = 1_000_000) -> None:
+    """`python -m tests.kernel.test_lent 1000000`: as many histories as asked, with seeds that the test does not have."""
+    native = native_twin()
+    for seed in range(first, first + count):
+        if list(history(native, seed)) != list(history(pure, seed)):
+            sys.exit(f"FAILED: seed {seed}")
+    sys.stdout.write(f"seeds {first} to {first + count - 1}: {count:,} histories of {STEPS} steps, 0 differences\n")
+
+
+if __name__ == "__main__":
+    campaign(*map(int, sys.argv[1:]))
