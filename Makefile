@@ -91,6 +91,7 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python tests/crash/transactions.py --kills 1000
 	@$(BIN)/python tests/crash/groups.py --rebalances 500
 	@$(BIN)/python tests/crash/doors.py --kills 1000
+	@$(BIN)/python tests/crash/spread.py --kills 500
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python -m tests.kernel.test_tails 1000000
 	@$(BIN)/python -m tests.kernel.test_lent 1000000
