@@ -113,8 +113,11 @@ class Door:
 def test_one_call_appends_to_all_and_one_sync_serves_them(durability: str) -> None:
     door = Door(durability).warm()
     syncs = door.harness.sim.calls["fdatasync"]
+    seen: list[int] = []
+    door.partitions[1].watch(lambda: seen.append(door.partitions[1].visible))
     for _ in range(5):
         assert door.round() == [None] * PARTITIONS
+    assert seen == [3, 4, 5, 6, 7], "who watches is called for each, when it is visible"
     assert door.harness.sim.calls["fdatasync"] - syncs == (5 if durability == "fsync" else 0)
     found = [partition.read(2, 1 << 20) for partition in door.partitions]
     assert all(found), "what is newest is in memory"

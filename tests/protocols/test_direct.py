@@ -4,6 +4,8 @@ Each test first shows that the second publish of a connection does go the direct
 the permission away.
 """
 
+import pytest
+
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.policy import TopicPolicy, TopicRule
@@ -36,6 +38,45 @@ def test_flymq_produces_go_the_direct_way_until_rights_change() -> None:
     assert client.refused("PRODUCE", topic="demo", key=b"", value=b"d", partition=-1)
     assert direct(sim, topic) == 2
     assert Client(sim, "conny").values("demo") == [b"a", b"b", b"c"]
+
+
+def in_files(durability: Durability) -> SimBroker:
+    """A broker whose durable writes go by way of the journal, however few there are."""
+    sim = make_sim(BrokerOptions(topics=TopicPolicy([TopicRule("*")], durability)))
+    committer = sim.broker.log._shared.committer  # type: ignore[attr-defined]
+    committer.threshold = 1
+    committer.prepare()
+    sim.scheduler.run_until_idle()
+    return sim
+
+
+@pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
+def test_flymq_produces_to_files_are_lent_until_rights_change(durability: Durability) -> None:
+    sim = in_files(durability)
+    client = Client(sim, "paula")
+    values = [bytes([number]) * 2_000 for number in range(6)]  # too large for a pack: the first makes a file
+    for offset, value in enumerate(values):
+        assert client.produce("demo", value) == [offset]
+    topic = sim.broker.topics.find(b"demo")
+    assert topic.lent is not None and topic.direct is None
+    appended = sim.broker.tails.published(topic.lent)
+    assert appended >= 3 and topic.published == len(values)
+    configure(sim, {"paula": ("consumer",), "conny": ("consumer",)})
+    assert client.refused("PRODUCE", topic="demo", key=b"", value=b"d", partition=-1)
+    assert sim.broker.tails.published(topic.lent) == appended
+    assert Client(sim, "conny").values("demo") == values
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_lent_partitions_of_a_deleted_topic_are_not_those_of_the_new_one(durability: Durability) -> None:
+    sim = in_files(durability)
+    client = Client(sim, "admin")
+    for _ in range(5):
+        client.produce("demo", bytes(2_000))
+    client.ask("DELETE_TOPIC", topic="demo")
+    for offset in range(5):
+        assert client.produce("demo", b"c" * 2_000) == [offset]
+    assert client.values("demo") == [b"c" * 2_000] * 5
 
 
 def test_flymq_produces_to_a_deleted_topic_reach_the_new_one_only() -> None:
