@@ -117,8 +117,9 @@ def check_gets(r: random.Random) -> None:
     ours, other = ({scope: felix_frames.memory(k, rows) for scope, rows in scopes.items()} for k in (kernel, pure))
     args = (NOW, r.choice((1, 1 << 30)), r.random() < 0.5)
     got = kernel.felix_gets(data, 0, FRAME_MAX, ours, *args)
+    wanted = pure.felix_gets(data, 0, FRAME_MAX, other, *args)
     alike = all(sorted(memory.items()) == sorted(other[scope].items()) for scope, memory in ours.items())
-    if got != pure.felix_gets(data, 0, FRAME_MAX, other, *args) or not alike:
+    if got != wanted or not alike:
         raise BrokenError("felix_gets and its pure twin differ")
     if len(felix.frames_of(got[0])) != got[2] + got[3]:
         raise BrokenError("felix_gets gives more or fewer answers than it counts")
