@@ -604,9 +604,10 @@ def fly_append(
             return answers, items, end, fatal, unknown, last
         _, groups, order = items[0]
         assert isinstance(groups, list) and isinstance(order, bytes)
-        lent = None if kind == PRODUCE_RECORDS else _append_lent(tails, routes, groups, order, now)
-        if lent is not None:
-            return lent[0], items[1:], end, fatal, unknown, lent[1]
+        if kind != PRODUCE_RECORDS:
+            lent = _append_lent(tails, routes, groups, order, now)
+            if lent is not None:
+                return lent[0], items[1:], end, fatal, unknown, lent[1]
         done = _append_run(tails, routes, items[0], now, flags)
         if done is None:
             return answers, items, end, fatal, unknown, last
