@@ -1,6 +1,7 @@
 """Nodes of a cell with real logs on simulated disks, over a WAL in memory: what one node has, the others have, link by link."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -385,3 +386,26 @@ def test_a_node_is_ready_only_with_open_doors_and_a_lease(cell: Cell) -> None:
     assert not check.ok
     assert check.detail.endswith("its lease is over")
     cell.wal.cut = False
+
+
+class Ended(Exception):
+    """The process is gone."""
+
+
+def test_a_leader_that_cannot_write_what_counts_refuses_nobody() -> None:
+    cell = Cell()
+    cell.run(3 * LEASE_US)
+    leader, answers = cell.leader(), list[Exception | None]()
+    leader.append(ORDERS, 0, b"first")
+    cell.run(LEASE_US // 10)
+
+    def end(reason: str) -> None:
+        raise Ended(reason)
+
+    leader.log._ended = end
+    leader.disk.fail("pwritev", 1, errno.ENOSPC, 1_000)
+    partition = leader.log.open_topic(ORDERS)[0]
+    partition.append(kernel.build([b"second"]), lambda base, error: answers.append(error))
+    with pytest.raises(Ended, match="E1501: this node cannot write what the WAL has confirmed"):
+        cell.run(LEASE_US)
+    assert answers == [], "it is in the WAL: who was told that nothing was kept would send it again"

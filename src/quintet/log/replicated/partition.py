@@ -201,11 +201,12 @@ class CellPartition(FilePartition):
         return self._dirty and not self.is_failed
 
     def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
-        """What the WAL has cannot be taken back: a node that cannot write it takes no further part."""
+        """What the WAL has cannot be taken back: a node that cannot write it takes no further part. It ends first: whoever waits would
+        be told that nothing was kept, and the next leader has it."""
+        self._shipping.failed(error)
         self._chunks = [*self._confirmed, *self._shipped, *self._chunks]
         self._confirmed, self._shipped = [], []
         super()._fail(error, failed)
-        self._shipping.failed(error)
 
     @property
     def is_occupied(self) -> bool:
