@@ -35,6 +35,7 @@ READS: dict[str, tuple[str, ...]] = {
     "handed to `receive` and `ended`, which judge tokens, delays and expiry by it": (
         "src/quintet/net/connection.py::Connection._offer",
         "src/quintet/net/connection.py::Connection.recheck",
+        "src/quintet/net/connection.py::Connection.take_over",
         "src/quintet/net/quic/listener.py::QuicConnection.recheck",
         "src/quintet/net/quic/streams.py::Stream._offer",
         "src/quintet/net/quic/streams.py::Stream._answers_at_once",
@@ -112,6 +113,8 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "written down with a record, a row, a file or a report": (
         "src/quintet/bench/machine.py::facts",
+        "src/quintet/log/embedded/partitions/lending.py::Lending.append",
+        "src/quintet/net/cells/pins.py::LinkedPins._prune",
         "src/quintet/broker/audit/audit_log.py::Audit._append",
         "src/quintet/broker/atomic/dead_letters.py::DeadLetters.prepare",
         "src/quintet/broker/atomic/dead_letters.py::DeadLetters.bury_rejected",
@@ -209,11 +212,12 @@ SUMS: dict[str, tuple[str, ...]] = {
     "an age of what was written down, bounded, at start": (
         "src/quintet/broker/doors/peers.py::Peers.load",
         "src/quintet/broker/doors/peers.py::Peers._remember",
+        "src/quintet/net/cells/pins.py::LinkedPins._prune",
     ),
     "the date in a message, compared with ours": ("src/quintet/broker/doors/peers.py::Peers.admit",),
     "the comparison of the two clocks": (
         "src/quintet/model/clocks.py::since",
-        "src/quintet/kernel/pure_tails.py::_following",
+        "src/quintet/kernel/pure_lent.py::following",
         "src/quintet/model/clocks.py::following",
         "src/quintet/model/clocks.py::WallClock.__init__",
         "src/quintet/model/clocks.py::WallClock.look",

@@ -16,6 +16,7 @@ import pytest
 from quintet.kernel import pure, pure_lent
 from quintet.log.embedded.partitions import merging
 from quintet.model import clocks
+from quintet.model.batch import RecordBatch
 from tests.kernel import fly_frames, generate
 from tests.kernel.frames import native_twin, publish
 from tests.wire import flymq
@@ -198,8 +199,8 @@ def test_a_twin_that_never_evicts_is_caught() -> None:
 def _tells_another_time(*args: Any) -> Any:
     """The control: the answers to PRODUCE say another time than the records get."""
     append: Any = pure.fly_append
-    *front, now, flags = args
-    return append(*front, now + 1_000, flags)
+    now_at = 7  # behind tails, routes, data, start, max_frame, counts, origin
+    return append(*args[:now_at], args[now_at] + 1_000, *args[now_at + 1 :])
 
 
 def test_a_twin_that_tells_another_time_is_caught() -> None:
@@ -253,7 +254,10 @@ def test_a_record_set_is_answered_by_what_a_reader_finds(k: ModuleType) -> None:
     answers, items, end, fatal, unknown, last = said
     assert (items, end, fatal, unknown, last) == ([], len(data), 0, None, "t")
     tails.seal(9_000_000)
-    kept = [[row for batch in tails.read(slot, 0, 1 << 20) for row in k.rows(batch, 0, 10)] for slot in slots]
+    kept = [
+        [row for batch in tails.read(slot, 0, 1 << 20) for row in k.rows(batch, 0, RecordBatch(batch).count)]
+        for slot in slots
+    ]
     first, second = (one.payload for one in flymq.frames_of(answers))
     groups = [struct.unpack_from(">iQIq", first, 4 + 24 * number) for number in range(2)]
     order = struct.unpack_from(">4H", first, 4 + 2 * 24 + 4)

@@ -5,10 +5,10 @@ than the first row is examples/line_door.py.
 
     every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, quotas,
               scheduler, subscribe, subscription
-    blipmq    matching_topics, slices, tails, tails_appended, topics_version
+    blipmq    matching_topics, slices, tails, tails_appended, topics_version, traces
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
               matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, tails_held, topics,
-              topics_version, transactions, users, wait_for
+              topics_version, traces, transactions, users, wait_for
     fast      queues, tails, tails_appended, tokens
     peerbus   peers
     felix     caches, claims, elsewhere, groups, matching_topics, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics,

@@ -198,13 +198,13 @@ class Supervisor:
             _log.error("cell_not_started", **fields, hint="what it said is above; the other cells stop")
             self._stop(code if code > 0 else GAVE_UP_CODE)
             return
-        now = time.monotonic()
-        recent = self._restarts[cell] = [at for at in self._restarts.get(cell, []) if now - at < RESTART_WINDOW_S]
+        monotonic = time.monotonic()
+        recent = self._restarts[cell] = [at for at in self._restarts.get(cell, []) if monotonic - at < RESTART_WINDOW_S]
         if len(recent) >= RESTARTS_MAX:
             _log.error("cell_given_up", **fields, restarts=len(recent), seconds=RESTART_WINDOW_S)
             self._stop(GAVE_UP_CODE)
             return
-        recent.append(now)
+        recent.append(monotonic)
         _log.error("cell_ended", **fields, hint="it is started again; its clients connect again by themselves")
         time.sleep(RESTART_WAIT_S)
         self._start(cell)

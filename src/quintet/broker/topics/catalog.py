@@ -317,12 +317,7 @@ class CacheTopic(Topic):
 
     __slots__ = ()
 
-    @property
-    def direct(self) -> None:
-        return None
-
-    @property
-    def lent(self) -> None:
+    def _handle_of(self, lent: bool) -> None:
         return None
 
     def publish(

@@ -41,9 +41,9 @@ class Nodes:
 
     def line(self) -> list[Host]:
         """All of them, in the order in which they are tried now; those that failed lately come last."""
-        now = self._monotonic()
+        monotonic = self._monotonic()
         hosts = [*self._hosts[self._first :], *self._hosts[: self._first]]
-        return sorted(hosts, key=lambda host: max(self._failed.get(host, 0.0) - now, 0.0))
+        return sorted(hosts, key=lambda host: max(self._failed.get(host, 0.0) - monotonic, 0.0))
 
     def choose(self, role_of: Callable[[Host], str | None]) -> Host | None:
         """The node to use; None: none that is wanted answers. role_of asks a node; None: it does not answer."""
