@@ -5,7 +5,7 @@ fenced, lease over, files that cannot be written: exit code 75 at once, without 
 TERM:  a follower closes its files and exits 0; a leader drains as any broker does
 
 While a node follows, its doors lead to the same doors of the leader (net/forwarding, ADR 40), Flight answers reads from the replica
-(broker/follower.py, ADR 46), and the console is closed. Doors with port 0 are closed too: nobody knows which port they have.
+(broker/follower.py, ADR 43), and the console is closed. Doors with port 0 are closed too: nobody knows which port they have.
 """
 
 import asyncio

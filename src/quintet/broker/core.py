@@ -276,7 +276,7 @@ class Broker:
         start(self.users.configure(users)).then(lambda _, error: done(error))
 
     def refuse_changes(self) -> None:
-        """From now on users, keys, rules and quotas are changed by the configuration alone: other cells would not know (ADR 47)."""
+        """From now on users, keys, rules and quotas are changed by the configuration alone: other cells would not know (ADR 44)."""
         self.users.changes.configured_only = self.quotas.changes.configured_only = True
 
     def authenticate(self, secret: bytes, peer: str = "") -> tuple[str, Principal]:

@@ -1,4 +1,4 @@
-"""Answers reads on a node that follows: topics, rights and schemas as its replica has them, and how old that may be (ADR 46).
+"""Answers reads on a node that follows: topics, rights and schemas as its replica has them, and how old that may be (ADR 43).
 
 A follower has no `Broker`: nothing here appends, and what only the leader can do raises NotLeader. The tables are folded from the
 replica's own partitions as they grow, by the same classes that the leader uses. `follow` is called before every decision, so whoever

@@ -1,1 +1,1 @@
-"""A broker of several cells on one machine: its processes and its folder (ADR 47)."""
+"""A broker of several cells on one machine: its processes and its folder (ADR 44)."""

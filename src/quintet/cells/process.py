@@ -1,4 +1,4 @@
-"""Runs one cell of a broker of several processes: a broker of its own log, behind doors that all of them share (ADR 47).
+"""Runs one cell of a broker of several processes: a broker of its own log, behind doors that all of them share (ADR 44).
 
 It gives out numbers of subscriptions that say its cell, takes no topic that belongs to another one, and tells the process that
 started it when it is ready. If that process is gone, it stops as after SIGTERM. Flight, console, admin and the doors without a

@@ -1,4 +1,4 @@
-"""Starts the processes of a broker with several cells, and ends them together (ADR 47).
+"""Starts the processes of a broker with several cells, and ends them together (ADR 44).
 
     start   folder checked -> addresses bound -> one fork for each cell -> all ready -> ready line
     TERM    the addresses are given up, every cell drains -> exit 0, or the first other exit code of a cell

@@ -1,5 +1,5 @@
 """Defines the sections [cell]: where the write-ahead log of a cell is in Kafka, who this node is, how long a lease is (ADR 39); and
-[cluster]: where this node listens for the other nodes of its cell, whom it asks, by which certificates (ADR 44).
+[cluster]: where this node listens for the other nodes of its cell, whom it asks, by which certificates (ADR 42).
 
 [cell] is a class of config/ because it reads a file with a password, and [cluster] stands beside it. What Kafka's client gets of it is made here; what the WAL needs
 beyond that is log/replicated/kafka.py's affair.

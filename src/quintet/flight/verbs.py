@@ -14,7 +14,7 @@ Every function takes the Call first: who asks and from where. Rights are those o
     pipeline_report, pipelines, pipeline_stop                          one's own, all as administrator
     node                                                               nothing
 
-A follower (ADR 46) answers topics, offsets_for_time, locate, schema, node and do_get; the others need `Call.leader`, and are refused.
+A follower (ADR 43) answers topics, offsets_for_time, locate, schema, node and do_get; the others need `Call.leader`, and are refused.
 
 Of the broker's own topics `__groups`, `__audit` and `__events` are there for administrators, to be read. Nothing here blocks.
 """

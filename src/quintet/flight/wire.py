@@ -31,7 +31,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgedRequest(Request, frozen=True, kw_only=True, omit_defaults=True):
-    """A read that a follower may answer (ADR 46). `max_age_seconds`: how old its state may be; 0: as its configuration says. The
+    """A read that a follower may answer (ADR 43). `max_age_seconds`: how old its state may be; 0: as its configuration says. The
     leader's is never old."""
 
     max_age_seconds: float = 0.0

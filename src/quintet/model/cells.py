@@ -1,4 +1,4 @@
-"""Says which cell of a broker a topic belongs to, by its name (ADR 47).
+"""Says which cell of a broker a topic belongs to, by its name (ADR 44).
 
     "orders"                  a hash of the name
     "orders.dlq"              dead letters are where their topic is

@@ -1,4 +1,4 @@
-"""The contract between a connection that reaches several cells (net/cells/front.py) and what a protocol knows of its frames (ADR 47).
+"""The contract between a connection that reaches several cells (net/cells/front.py) and what a protocol knows of its frames (ADR 44).
 
 A router looks at the frames of one connection just closely enough to say which cell each is for. It decides nothing else: rights,
 limits and faults of a frame are judged by the session of the cell that gets it. A frame that it does not understand is for the

@@ -162,7 +162,7 @@ class Subscriptions:
             self._last_id = max(self._last_id, row.id)
 
     def number_for(self, cell: int, cells: int) -> None:
-        """After `load`: give out numbers that say their cell, which is their remainder (ADR 47)."""
+        """After `load`: give out numbers that say their cell, which is their remainder (ADR 44)."""
         self._id_step = cells
         self._last_id -= (self._last_id - cell) % cells
 

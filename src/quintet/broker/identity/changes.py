@@ -66,7 +66,7 @@ class Changes:
         self._audit = audit
         self._mutex = Mutex()
         self.configured_only = (
-            False  # users, rules and quotas are those of the configuration: one cell of several (ADR 47)
+            False  # users, rules and quotas are those of the configuration: one cell of several (ADR 44)
         )
 
     def check(self, actor: str) -> None:

@@ -353,7 +353,7 @@ class Topics:
         self._of_tenant: Counter[str] = Counter()
         self._of_owner: Counter[str] = Counter()
         self.admit: Callable[[str, str], None] | None = None  # may this owner make a topic of that tenant? Raises
-        self.check_place: Callable[[bytes], None] | None = None  # is a name of this cell? Raises OtherCell (ADR 47)
+        self.check_place: Callable[[bytes], None] | None = None  # is a name of this cell? Raises OtherCell (ADR 44)
         self._departed = 0  # records that deleted topics had taken
         self.changes = 0  # topics made and deleted since the start
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)

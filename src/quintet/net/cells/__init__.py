@@ -1,1 +1,1 @@
-"""Connections that reach every cell of a broker of several processes (ADR 47)."""
+"""Connections that reach every cell of a broker of several processes (ADR 44)."""

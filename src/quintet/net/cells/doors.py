@@ -1,4 +1,4 @@
-"""Opens the doors of one of several processes of a broker (ADR 47): which, on which sockets, and with which sessions.
+"""Opens the doors of one of several processes of a broker (ADR 44): which, on which sockets, and with which sessions.
 
     doors with a router      in every process, at the same address; each of their connections reaches every cell
     the others               in cell 0 alone

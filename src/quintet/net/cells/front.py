@@ -1,4 +1,4 @@
-"""Stands before the session of a client's connection and lets it reach every cell (ADR 47).
+"""Stands before the session of a client's connection and lets it reach every cell (ADR 44).
 
     client --> CellSession --- frames of this cell --> the session of this process
                     |
