@@ -278,6 +278,11 @@ def test_files_written_before_the_wal_answers_are_found_out(cell: Cell, monkeypa
     cell.nodes[0].reasons.clear()
 
 
+def test_a_partition_of_a_cell_is_never_lent_to_the_kernel(cell: Cell) -> None:
+    [partition, *_] = cell.leader().log._topics[ORDERS]
+    assert partition.loan is None
+
+
 class SyncsNever(CellPartition):
     """As long as a segment is open: a power cut takes more, and marks stay where they are."""
 

@@ -51,6 +51,11 @@ class CellPartition(FilePartition):
         self._strict, self._inline = False, True
 
     @property
+    def loan(self) -> None:
+        """Never lent: what the kernel appends would not go through the WAL."""
+        return None
+
+    @property
     def _shipping(self) -> Shipping:
         committer = self._shared.committer
         assert isinstance(committer, Shipping)
