@@ -279,7 +279,7 @@ def test_files_written_before_the_wal_answers_are_found_out(cell: Cell, monkeypa
 
 
 def test_a_partition_of_a_cell_is_never_lent_to_the_kernel(cell: Cell) -> None:
-    [partition, *_] = cell.leader().log._topics[ORDERS]
+    [partition, *_] = cell.leader().log.open_topic(ORDERS)
     assert partition.loan is None
 
 
