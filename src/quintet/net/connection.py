@@ -427,7 +427,7 @@ class Connection(asyncio.BufferedProtocol):
     def duplicate(self) -> int | None:
         """A descriptor of its socket for another process. None: it cannot be given away, for keys or output would stay behind."""
         transport = self._transport
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size() or self._out:
             return None
         if transport.get_extra_info("sslcontext") is not None or self.meter is not None:
             return None
