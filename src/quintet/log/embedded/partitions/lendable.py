@@ -21,6 +21,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown, StorageError
 
 LENT_PENDING_BYTES_MAX: Final = 16 * limits.KIB  # more is staged here: the kernel would give it back
+HANDED_BATCHES_MAX: Final = 64  # of the tail cache, to the kernel's: what readers behind want next
 LENT_BYTES_MIN: Final = 1_024  # with less room in the segment the next append would come back
 EXTEND_BELOW_BYTES: Final = limits.PREALLOCATE_FIRST_BYTES // 2  # of prepared room: then zeros are written ahead
 
@@ -93,8 +94,11 @@ class LendablePartition(SyncedPartition):
         lending = self._shared.lending
         if self._slot < 0 and lending is not None and not self._strict and self._failure is None:
             self._slot = lending.open(cast(Lendable, self))
+            newest = self.cache.newest_batches(HANDED_BATCHES_MAX)
             self.cache.clear()
             self.cache = LentCache(lending, self._slot)
+            for batch in newest:
+                self.cache.add(batch)
         return self._slot if self._slot >= 0 else None
 
     def _lend(self) -> bool:

@@ -197,6 +197,11 @@ class TailCache:
                 break
         return found
 
+    def newest_batches(self, most: int) -> list[RecordBatch]:
+        """The last ones, in their order."""
+        first = max(self._head, len(self._batches) - most)
+        return [batch for batch in self._batches[first:] if batch is not None]
+
     def clear(self) -> None:
         """Forget everything: the topic is gone. Takes the same time however much is cached here or elsewhere."""
         shared = self._shared
