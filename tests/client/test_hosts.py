@@ -16,7 +16,6 @@ from quintet.client.core.errors import AuthError, BadUrl, ConnectionLost, NotLea
 from quintet.client.core.hosts import REDIRECTS_MAX, Hosts, in_turn
 from quintet.client.core.url import HOSTS_MAX, SCHEMES, Endpoint, Host, parse
 from quintet.model.errors import QuintetError
-from quintet.spark.source.options import OptionError
 from quintet.spark.source.options import target as spark_target
 from tests.client.fake import FakeServer, Peer, polite
 from tests.client.server import Server
@@ -270,8 +269,6 @@ async def test_the_fake_is_polite(server: Server) -> None:
 def test_where_one_host_is_meant_a_list_is_refused() -> None:
     with pytest.raises(BenchError, match="names several hosts; a load goes to one"):
         bench_target("blipmq://:k@a:1,b:2")
-    with pytest.raises(OptionError, match="names several hosts"):
-        spark_target({"url": "flight://u:p@a:1,b:2"})
     assert spark_target({"url": "flight://u:p,w@a:1"}).password == "p,w"
 
 

@@ -19,7 +19,7 @@ from quintet.client.core.errors import ConnectionLost
 from quintet.config import Settings
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from tests.crash.brokers import ROOT
-from tests.crash.cells import HOSTS, LEAD_S, PROMISES, SMALL_JAVA, Cell, NodeProcess
+from tests.crash.cells import HOSTS, LEAD_S, NODES, PROMISES, SMALL_JAVA, Cell, NodeProcess
 from tests.crash.load import Load
 
 pytestmark = pytest.mark.crash
@@ -37,7 +37,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 class ClusterProcess(NodeProcess):
     """A node that listens for the other one, with certificates, and keeps nothing in the WAL that both have."""
 
-    ports: ClassVar = [peers.free_port() for _ in HOSTS]
+    ports: ClassVar = [peers.free_port() for _ in range(NODES)]
 
     def start(self) -> None:
         name = self.data.name.replace("data", "n")
@@ -45,7 +45,7 @@ class ClusterProcess(NodeProcess):
         if not files.exists():
             signer, _ = authority(files.parent)
             write_node(files, "", ANY, issue(signer, NodePlace(name, HOSTS[number]), 30))
-        addresses = [f"{host}:{port}" for host, port in zip(HOSTS, self.ports, strict=True)]
+        addresses = [f"{host}:{port}" for host, port in zip(HOSTS[:NODES], self.ports, strict=True)]
         options = {"LISTEN": addresses[number], "PEERS": str(addresses).replace("'", '"'), "WAL_KEPT_SECONDS": "0"}
         options |= {f"TLS_{key}": str(files / file) for key, file in
                     (("CERT", "node.pem"), ("KEY", "node-key.pem"), ("CA", "ca.pem"))}  # fmt: skip
@@ -140,4 +140,4 @@ def test_the_doctor_examines_kafka_and_makes_nothing(servers: str, monkeypatch: 
     assert [verdict for verdict, _ in found[1:]] == ["warn"] * 3, "a weaker choice is named"
     assert examined(servers, "examined", flushed=True)[0][0] == "fail"
     monkeypatch.setattr("quintet.log.replicated.kafka.ASK_S", 1.0)
-    assert "does not answer within" in examined("127.0.0.1:1", "examined")[0][1]
+    assert "does not answer" in examined("127.0.0.1:1", "examined")[0][1]

@@ -86,7 +86,7 @@ EXTRAS: Final = {
 
 # Commands that reach no broker by a URL: a profile means nothing to them, and a broken one does not stop them.
 LOCAL: Final = frozenset({
-    "serve", "health", "status", "top", "doctor", "conn", "explain", "upgrade", "token", "audit", "config", "protocol", "log", "backup", "restore", "profile",
+    "serve", "health", "status", "top", "doctor", "cluster", "conn", "explain", "upgrade", "token", "audit", "config", "protocol", "log", "backup", "restore", "profile",
     "completion",
 })  # fmt: skip
 
