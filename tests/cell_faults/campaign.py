@@ -257,6 +257,7 @@ def run(campaign: Campaign, faults: int, seed: int, results: Path | None) -> tup
     number = len(rounds)
     while (done := kinds.total()) < faults and not campaign.found.bad:
         before, before_seen = Counter(campaign.faults), Counter(campaign.found.seen)
+        began = time.monotonic()
         campaign.round(number, min(FAULTS_PER_ROUND, faults - done))
         number += 1
         new, new_seen = campaign.faults - before, campaign.found.seen - before_seen
@@ -265,7 +266,8 @@ def run(campaign: Campaign, faults: int, seed: int, results: Path | None) -> tup
         if results is not None and not campaign.found.bad:
             with results.open("a") as file:
                 file.write(json.dumps({"seed": seed, "round": number, "kinds": new, "seen": new_seen}) + "\n")
-        load.say(round=number, faults=kinds.total(), seconds=round(time.monotonic()), bad=dict(campaign.found.bad))
+        seconds = round(time.monotonic() - began)
+        load.say(round=number, faults=kinds.total(), seconds=seconds, bad=dict(campaign.found.bad))
     return kinds, seen, kinds.total()
 
 
