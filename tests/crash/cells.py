@@ -237,12 +237,26 @@ class Cell:
         self._ask(lambda link: link.stage_commit(wire.StageCommit("writer", 0, (stage,), STAGED_ROWS)))
 
     def _ask(self, call: Callable[[FlightConnection], T]) -> T:
-        """As Spark does, again if the leader ended meanwhile: on a busy machine a lease may lapse."""
+        """As Spark does."""
+        return self._at_leader(
+            lambda leader: call(
+                FlightConnection.of(target({"url": f"flight://admin:admin@{leader.listener('flight')}"}))
+            )
+        )
+
+    def _at_leader(self, call: Callable[[NodeProcess], T]) -> T:
+        """Again if the leader ended meanwhile: on a busy machine a lease may lapse."""
         for tries_left in reversed(range(ASKS_MAX)):
             leader = self.leader()
             try:
-                return call(FlightConnection.of(target({"url": f"flight://admin:admin@{leader.listener('flight')}"})))
-            except (QuintetError, pa.ArrowException, KeyError, OSError):
+                return call(leader)
+            except (
+                QuintetError,
+                pa.ArrowException,
+                KeyError,
+                OSError,
+                ValueError,
+            ):  # the last: it has no address any more
                 if not tries_left:
                     raise
             time.sleep(1)
@@ -254,8 +268,7 @@ class Cell:
 
     def judge(self) -> Verdict:
         """Both directories, when a follower has had the time to read the rest."""
-        leader = self.leader()
-        self.history.probe(leader.address)
+        self._at_leader(lambda leader: self.history.probe(leader.address))
         until = time.monotonic() + LEAD_S
         while True:
             found = [reader.read(node.data) for node in self.nodes]
