@@ -7,6 +7,8 @@ scheduler of our own: xdist's marks for groups have no effect with pytest 9.2 (i
 any more). So a run in which a file was torn between two processes fails.
 """
 
+import atexit
+import gc
 import logging
 import os
 import re
@@ -40,6 +42,8 @@ hypothesis.settings.register_profile("test", deadline=None, derandomize=True, ma
 hypothesis.settings.register_profile("campaign", deadline=None, max_examples=2_000)
 hypothesis.settings.load_profile("campaign" if os.environ.get("QUINTET_TEST_LONG") else "test")
 
+gc.disable()  # until all is collected: hardly anything that an import makes is garbage
+
 # A shell starts background jobs with SIGINT ignored; programs that tests start and interrupt would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,6 +69,13 @@ def _logs_as_they_were() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)  # keeps the order of those with the same turn
+
+
+def pytest_collection_finish() -> None:
+    """The 850,000 objects of the collection live as long as the process: no later search for garbage looks at them."""
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # duckdb lists all it has as leaked when it is never torn down
 
 
 @pytest.hookimpl(optionalhook=True)
