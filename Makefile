@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes of tests at once (tests/conftest.py says who shares one): two more than two cores, as half of them wait. 0: all in one.
+# Processes of tests at once (tests/conftest.py says who shares one): one more than two cores, as many of them wait. 0: all in one.
 PROCESSES ?= 3
 # The Rust kernel is built again when its sources change, and when Rust appears or disappears.
 CARGO := $(shell command -v cargo 2>/dev/null)

@@ -29,6 +29,8 @@ AHEAD: Final = (
     "quintet.cli.serve", "quintet.server", "uvloop", "jwt", "cryptography.x509", "quintet.admin.exposition",
     *(f"quintet.protocols.{door}.session" for door in ("blipmq", "fast", "felix", "flymq", "peerbus")),
 )  # fmt: skip
+# pyarrow imports it for the Flight door, where it is installed: half of what that door costs a start. Without the setting it has threads.
+NUMPY, WITHOUT_THREADS = "numpy", {"OPENBLAS_NUM_THREADS": "1"}
 # What commands import beyond that, for `command` to name: the template imports it with the first that asks for it.
 PUBSUB: Final = ("quintet.cli.messages.pubsub", "quintet.client.links.blipmq", "quintet.client.sources.push")
 PEER: Final = ("quintet.cli.messages.peer", "quintet.client.links.peerbus_ws")
@@ -120,7 +122,7 @@ class Template:
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+                env={**os.environ, **WITHOUT_THREADS, "PYTHONPATH": str(ROOT / "src")},
             )
 
     def ask(self, request: dict[str, Any], handles: Sequence[int] = ()) -> int:
@@ -233,6 +235,7 @@ def _become(request: dict[str, Any], handles: Sequence[int]) -> None:
 def _serve(requests: socket.socket) -> None:
     import gc
     from importlib import import_module
+    from importlib.util import find_spec
 
     def load(names: Sequence[str]) -> None:
         for name in names:
@@ -241,7 +244,7 @@ def _serve(requests: socket.socket) -> None:
         assert len(os.listdir("/proc/self/task")) == 1, "a fork takes one thread along"
         gc.freeze()
 
-    load(AHEAD)
+    load((*AHEAD, NUMPY) if find_spec(NUMPY) else AHEAD)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the tests ends us by closing the socket
     while True:
         data, handles, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 3)
