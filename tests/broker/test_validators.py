@@ -479,10 +479,13 @@ def test_any_json_is_a_definition_or_refused(type: str, definition: object, mess
         assert all(isinstance(reason, str) for reason in validator.check(message))
 
 
+ONE_OF_EACH = (JsonSchema(raw(ORDER)), AvroSchema(raw(MIXED)), ProtobufSchema(SHOP.encode()))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_message_or_not(message: bytes) -> None:
-    for validator in (JsonSchema(raw(ORDER)), AvroSchema(raw(MIXED)), ProtobufSchema(SHOP.encode())):
+    for validator in ONE_OF_EACH:
         assert all(reason and len(reason) <= REASON_CHARS_MAX for reason in validator.check(message))
 
 
