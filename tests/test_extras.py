@@ -206,7 +206,7 @@ def test_spark_goes_on_beside_a_client_alone() -> None:
         "    try: kind({})\n"
         "    except ImportError as error: sys.stdout.write(f'{kind.name()}: {error}\\n')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     assert done.stderr == ""
     for name, said in zip(("quintet", "quintet_lake"), done.stdout.splitlines(), strict=True):
         wanted = f'format("{name}") needs the package pyarrow, which is not installed'

@@ -36,7 +36,7 @@ def unknown(expressions: Iterable[str], names: set[str]) -> set[str]:
 
 def test_alerts_and_dashboard_name_only_metrics_that_there_are() -> None:
     with running() as server:
-        text = httpx2.get(f"http://127.0.0.1:{server.ports['admin']}/metrics", trust_env=False).text
+        text = httpx2.get(f"http://127.0.0.1:{server.ports['admin']}/metrics", trust_env=False, timeout=60).text
     names = {
         sample for family in text_string_to_metric_families(text) for sample in samples_of(family.name, family.type)
     }

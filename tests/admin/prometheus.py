@@ -28,7 +28,7 @@ class Prometheus:
 
     def get(self, path: str, **fields: str) -> Any:
         """The answer, also of a question that it does not understand."""
-        return json.loads(httpx2.get(f"{self._url}{path}", params=fields, trust_env=False).content)
+        return json.loads(httpx2.get(f"{self._url}{path}", params=fields, trust_env=False, timeout=60).content)
 
     def query(self, text: str) -> list[Any]:
         return list(self.get("/query", query=text)["data"]["result"])

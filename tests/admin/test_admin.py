@@ -57,7 +57,7 @@ async def admin(broker: Broker) -> AsyncIterator[HttpServer]:
 
 
 async def get(admin: HttpServer, path: str, accept: str = "text/plain") -> httpx2.Response:
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, timeout=60) as client:
         return await client.get(f"http://{admin.address}{path}", headers={"accept": accept})
 
 
@@ -119,7 +119,7 @@ async def test_every_path_that_is_answered_is_described(admin: HttpServer, broke
 
 async def test_what_is_not_there_is_refused(admin: HttpServer) -> None:
     assert (await get(admin, "/nothing")).status_code == 404
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, timeout=60) as client:
         for method in ("POST", "HEAD", "DELETE"):
             answer = await client.request(method, f"http://{admin.address}/livez")
             assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
@@ -132,7 +132,7 @@ async def test_who_hangs_up_does_not_end_the_load_for_others() -> None:
     def load() -> str:
         loads.append(1)
         begun.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return "loaded"
 
     late = OnDemand(load)
@@ -235,7 +235,7 @@ async def test_who_does_not_finish_a_request_is_cut(
     monkeypatch.setattr(listener, "EXCHANGE_S", 0.2)
     reader, writer = await opened(admin)
     writer.write(said)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
     writer.close()
@@ -248,7 +248,7 @@ async def test_who_drips_bytes_behind_an_answer_is_cut(admin: HttpServer, monkey
     writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readuntil(b"alive\n")).startswith(b"HTTP/1.1 200 ")
     with pytest.raises(ConnectionError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 writer.write(b"G")
                 await writer.drain()

@@ -181,8 +181,8 @@ def test_both_forms_of_a_brokers_metrics_say_the_same() -> None:
         for number in range(50):
             bus.publish("measured", f"m{number}".encode())
         url = f"http://127.0.0.1:{server.ports['admin']}/metrics"
-        text = httpx2.get(url, trust_env=False).text
-        answer = httpx2.get(url, headers={"accept": PROMETHEUS}, trust_env=False)
+        text = httpx2.get(url, trust_env=False, timeout=60).text
+        answer = httpx2.get(url, headers={"accept": PROMETHEUS}, trust_env=False, timeout=60)
         assert answer.headers["content-type"] == protobuf.CONTENT_TYPE
         families = decoded(answer.content)
         names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

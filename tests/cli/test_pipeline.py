@@ -64,7 +64,7 @@ def bare(*arguments: str, without: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         env=environment,
     )

@@ -38,7 +38,7 @@ class Running:
         self.url = f"blipmq://:dev-key@{self.ready['listeners']['blipmq']}"
 
     def get(self, path: str) -> httpx2.Response:
-        return httpx2.get(f"http://{self.ready['listeners']['admin']}{path}", trust_env=False)
+        return httpx2.get(f"http://{self.ready['listeners']['admin']}{path}", trust_env=False, timeout=60)
 
     def wait_for(self, event: str) -> dict[str, Any]:
         """The next log entry with this event."""

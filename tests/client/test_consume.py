@@ -39,7 +39,7 @@ def test_failures_come_again_and_end_as_dead_letters(
                 await until(lambda: consumer.handled + consumer.given_up == 4)
             assert tried == {"good": 1, "bad": 3, "slow to please": 3, "malformed": 1}
             assert (consumer.handled, consumer.given_up) == (2, 2)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(dead := await Manage(admin).dead_letters(topic)) < 2:
                     await asyncio.sleep(0.02)
             assert sorted(letter.value for letter in dead) == [b"bad", b"malformed"]
@@ -203,7 +203,7 @@ def test_the_blocking_twin_calls_plain_functions_in_threads(server: Server, topi
 
     with quintet.sync.connect(server.fly) as bus, bus.consumer(topic, handle, group="g", start="earliest") as consumer:
         bus.publish_batch(topic, [f"{number}" for number in range(5)])
-        assert full.wait(20)
+        assert full.wait(60)
     assert sorted(text for text, _ in seen) == list("01234")
     assert all(name.startswith("quintet-consumer") for _, name in seen)
     assert consumer.handled == 5

@@ -52,9 +52,9 @@ async def test_a_durable_name_is_not_taken_to_and_fro(server: Server, topic: str
         second.subscribe(topic, durable="one") as winner,
     ):
         with pytest.raises(SubscriptionEnded, match="another client subscribed as durable 'one'"):
-            await loser.get(timeout=10)
+            await loser.get(timeout=60)
         await first.publish(topic, b"x")
-        assert (await winner.get(timeout=10)).value == b"x"
+        assert (await winner.get(timeout=60)).value == b"x"
         assert winner.reconnects == 0
 
 
@@ -130,7 +130,7 @@ async def test_a_small_queue_stays_small(tmp_path: Path) -> None:
         for _ in range(20):
             await bus.publish("t", b"a round trip")
         assert 20 <= sub.queued < 60  # the window of the stream, and no more
-        assert [(await sub.get(timeout=10)).offset for _ in range(120)] == list(range(120))
+        assert [(await sub.get(timeout=60)).offset for _ in range(120)] == list(range(120))
 
 
 async def test_a_message_that_failed_comes_again_over_a_lost_connection(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_message_that_failed_comes_again_over_a_lost_connection(tmp_path
                 if message.offset == 1:
                     raise RuntimeError("not this time")
         server.endpoint.shut(server.connection, 0x53, b"shutting down")
-        again = await sub.get(timeout=10)
+        again = await sub.get(timeout=60)
         assert (asked, again.value, again.redelivered) == (["earliest", {"offset": 1}], b"1", True)
 
 
@@ -185,7 +185,7 @@ async def test_what_retention_took_meanwhile_is_passed_over_and_told(tmp_path: P
     ):
         await (await sub.get()).ack()
         server.endpoint.shut(server.connection, 0x53, b"shutting down")
-        assert (await sub.get(timeout=10)).value == b"17"
+        assert (await sub.get(timeout=60)).value == b"17"
         assert (asked, sub.missed, told) == ([{"offset": 4}, {"offset": 5}, {"offset": 17}], 12, [Lagged("t", 12, 17)])
 
 
@@ -209,7 +209,7 @@ async def test_a_topic_that_is_shorter_than_it_was_is_read_from_its_beginning(tm
         for _ in range(2):
             await (await sub.get()).ack()
         server.endpoint.shut(server.connection, 0x53, b"shutting down")
-        assert (await sub.get(timeout=10)).value == b"new"
+        assert (await sub.get(timeout=60)).value == b"new"
         assert asked == ["latest", {"offset": 2}, {"offset": 0}]
 
 
@@ -244,7 +244,7 @@ async def test_acknowledged_messages_are_remembered_within_bounds(
         source: Any = sub.source
         for turn in range(1, 5):
             for _ in range(8):
-                await (await sub.get(timeout=10)).ack()
+                await (await sub.get(timeout=60)).ack()
             server.endpoint.shut(server.connection, 0x53, b"shutting down")
             while sub.reconnects < turn:
                 await asyncio.sleep(0.01)
@@ -321,7 +321,7 @@ async def test_what_no_reader_expects_ends_the_subscription_and_nothing_else(tmp
     async with fake(tmp_path, answer) as server, quintet.connect(server.url) as bus:
         with pytest.raises(quintet.errors.ProtocolError):
             async with bus.subscribe("t") as sub:
-                await sub.get(timeout=10)
+                await sub.get(timeout=60)
         assert (await bus.publish("t", b"x")).durable
 
 

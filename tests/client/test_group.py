@@ -156,7 +156,7 @@ async def test_a_static_member_is_taken_over(server: Server, topic: str) -> None
         ):
             assert second.assigned == (0, 1)
             with pytest.raises(errors.Fenced, match="newer connection"):
-                await first.get(timeout=10)
+                await first.get(timeout=60)
 
 
 async def test_retries_and_dead_letters(server: Server, topic: str) -> None:

@@ -110,9 +110,9 @@ async def test_a_fault_in_a_task_of_the_consumer_is_told(
         async with bus.subscribe(topic, group="g", start="earliest") as sub:
             monkeypatch.setattr(group.GroupSource, "_join", broken)
             with pytest.raises(errors.ServerError, match="planted"):
-                await sub.get(timeout=10)
+                await sub.get(timeout=60)
         monkeypatch.undo()
         monkeypatch.setattr(fetcher.Fetcher, "_round", broken)
         async with bus.subscribe(topic, group="h", start="earliest") as sub:
             with pytest.raises(errors.ServerError, match="planted"):
-                await sub.get(timeout=10)
+                await sub.get(timeout=60)

@@ -305,10 +305,10 @@ async def test_it_comes_back(own_server: Server) -> None:
         await (await bob.receive()).ack()
         own_server.kill()
         own_server.start()
-        await alice.send("bob", 2, timeout=20)
-        got = await bob.receive(timeout=20)
+        await alice.send("bob", 2, timeout=60)
+        got = await bob.receive(timeout=60)
         while got.body != 2:
-            got = await bob.receive(timeout=20)
+            got = await bob.receive(timeout=60)
         await got.ack()
         assert alice.reconnects >= 1
 
@@ -526,7 +526,7 @@ async def test_two_with_one_name_do_not_fight_without_pause(caplog: pytest.LogCa
         writer.close()
 
     async with lying(script) as url, quintet.peer(url) as bob:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(came) < 5:
                 await asyncio.sleep(0.01)
         door = bob._bus._setup.connector

@@ -24,7 +24,7 @@ def test_subscribing_makes_a_topic_that_is_not_there(server: Server, door: str, 
             async with bus.subscribe(name, group=group) as sub:
                 assert (await Manage(admin).topic(name)).name == name
                 await admin.publish(name, "first")
-                assert (await sub.get(timeout=10)).text() == "first"
+                assert (await sub.get(timeout=60)).text() == "first"
 
     asyncio.run(scenario())
 
@@ -49,13 +49,13 @@ def test_alter_and_purge_over_the_client(server: Server, topic: str) -> None:
             assert (found.partitions, found.durability, found.retention_ms) == (2, "interval", 60_000)
             await bus.publish_batch(topic, range(100))
             async with bus.subscribe(topic, group="g", start="earliest") as sub:
-                assert len(await sub.get_batch(max=100, timeout=10)) > 0
+                assert len(await sub.get_batch(max=100, timeout=60)) > 0
                 await broker.purge_topic(topic)
                 assert (await broker.topic(topic)).messages == 0
                 await bus.publish(topic, "behind")
-                texts = [(await sub.get(timeout=10)).text()]
+                texts = [(await sub.get(timeout=60)).text()]
                 while texts[-1] != "behind":  # what was fetched ahead is here already
-                    texts.append((await sub.get(timeout=10)).text())
+                    texts.append((await sub.get(timeout=60)).text())
             assert [msg.text() async for msg in bus.replay(topic)] == ["behind"]
 
     asyncio.run(scenario())

@@ -27,7 +27,7 @@ class Browser:
     def __init__(self, address: str, **options: Any) -> None:
         self.address = address
         OPEN.append(self)
-        self.client = httpx2.Client(base_url=f"http://{address}", trust_env=False, **options)
+        self.client = httpx2.Client(base_url=f"http://{address}", trust_env=False, **{"timeout": 60, **options})
 
     def log_in(self, name: str, password: str) -> "Browser":
         answer = self.post("/api/login", name=name, password=password)

@@ -349,7 +349,9 @@ def test_a_foreign_name_that_leads_here_is_refused(address: str) -> None:
             headers=SAME_SITE | {"host": host}, trust_env=False,
         )  # fmt: skip
         assert answer.status_code in (400, 421), host
-    assert httpx2.get(f"http://{address}/", headers={"host": "localhost"}, trust_env=False).status_code == 200
+    assert (
+        httpx2.get(f"http://{address}/", headers={"host": "localhost"}, trust_env=False, timeout=60).status_code == 200
+    )
 
 
 def test_forged_and_replayed_cookies_are_worth_nothing(address: str, admin: Browser) -> None:
@@ -360,7 +362,9 @@ def test_forged_and_replayed_cookies_are_worth_nothing(address: str, admin: Brow
         assert answer.status_code == 401
     token = admin.client.cookies[app.COOKIE]
     admin.do("/api/logout")
-    answer = httpx2.get(f"http://{address}/api/topics", headers={"cookie": f"{app.COOKIE}={token}"}, trust_env=False)
+    answer = httpx2.get(
+        f"http://{address}/api/topics", headers={"cookie": f"{app.COOKIE}={token}"}, trust_env=False, timeout=60
+    )
     assert answer.status_code == 401, "after the logout it is no session's any more"
 
 
@@ -372,7 +376,7 @@ def test_the_cookie_cannot_be_read_or_sent_along(address: str) -> None:
 
 def test_every_answer_has_the_policy(address: str) -> None:
     for path in ("/", "/static/app.js", "/api/me", "/api/topics", "/static/nothing", "/any/page?x=1"):
-        headers = httpx2.get(f"http://{address}{path}", trust_env=False).headers
+        headers = httpx2.get(f"http://{address}{path}", trust_env=False, timeout=60).headers
         assert "require-trusted-types-for 'script'" in headers["content-security-policy"], path
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
@@ -387,7 +391,7 @@ def test_paths_that_are_no_files_are_not_read(address: str) -> None:
         "/api/../static/app.py",
         "/static/",
     ):
-        answer = httpx2.get(f"http://{address}{path}", trust_env=False)
+        answer = httpx2.get(f"http://{address}{path}", trust_env=False, timeout=60)
         assert answer.status_code == 404 or answer.headers["content-type"].startswith("text/html"), path
 
 

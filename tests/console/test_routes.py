@@ -173,7 +173,7 @@ def test_without_a_session_nothing_is_answered(address: str, people: dict[str, h
     replayed = ended.client.cookies[COOKIE]
     ended.do("/api/logout")
     before = state(people["admin"])
-    with httpx2.Client(base_url=f"http://{address}", trust_env=False) as client:
+    with httpx2.Client(base_url=f"http://{address}", trust_env=False, timeout=60) as client:
         for operation in (one for one in TABLE if one.right != "open"):
             for cookie in (None, "0" * 64, MARKUP, replayed):
                 headers = {} if cookie is None else {"cookie": f"{COOKIE}={cookie}"}
@@ -205,7 +205,7 @@ def test_only_administrators_are_answered(people: dict[str, httpx2.Client]) -> N
 
 
 def test_hostile_text_is_taken_or_refused_and_never_a_fault(address: str, people: dict[str, httpx2.Client]) -> None:
-    with httpx2.Client(base_url=f"http://{address}", trust_env=False) as stranger:
+    with httpx2.Client(base_url=f"http://{address}", trust_env=False, timeout=60) as stranger:
         for operation in TABLE:
             names = [field.name for field in msgspec.structs.fields(operation.asks) if str in kinds(field.type)]
             client = (

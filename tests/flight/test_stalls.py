@@ -30,7 +30,7 @@ def test_a_batch_waits_for_room_and_a_closing_door_lets_nobody_wait() -> None:
     waiting.join(0.2)
     assert waiting.is_alive() and not got
     budget.release(first)
-    waiting.join(10)
+    waiting.join(60)
     assert len(got) == 1
 
     def third() -> None:
@@ -41,7 +41,7 @@ def test_a_batch_waits_for_room_and_a_closing_door_lets_nobody_wait() -> None:
     blocked = threading.Thread(target=third)
     blocked.start()
     budget.close()
-    blocked.join(10)
+    blocked.join(60)
     assert len(got) == 2
 
 

@@ -138,7 +138,7 @@ async def test_the_end_is_told_with_its_code_and_figures_are_shown(tmp_path: Pat
             broker.process.send_signal(signal.SIGTERM)
             await until(lambda: peer.closed is not None)
             assert peer.closed is not None and peer.closed[0] == quic.CODE_SHUTTING_DOWN
-        assert broker.process.wait(10) == 0
+        assert broker.process.wait(60) == 0
 
 
 def test_without_kernel_and_aioquic_the_door_stays_shut(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_without_kernel_and_aioquic_the_door_stays_shut(tmp_path: Path) -> None:
         assert "felix" not in listeners and "blipmq" in listeners
         assert "felix_door_shut" in (tmp_path / "stderr").read_text()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -64,7 +64,7 @@ def test_one_read_in_sixteen_is_measured() -> None:
 
 
 def scraped(admin: str) -> Counts:
-    text = httpx2.get(f"{admin}/metrics", trust_env=False).text
+    text = httpx2.get(f"{admin}/metrics", trust_env=False, timeout=60).text
     return {
         (family.name, sample.labels.get("door", ""), sample.labels.get("operation", "")): sample.value
         for family in text_string_to_metric_families(text)
