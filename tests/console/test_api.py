@@ -11,6 +11,7 @@ from quintet.console import app, call, operations, sessions, wire
 from quintet.console.pages import search
 from quintet.model.errors import AuthError, BadRequest, Busy, ConfigError, Forbidden, TopicNotFound
 from quintet.model.rights import check_rights
+from tests.client.server import Server
 from tests.console.conftest import SAME_SITE, Browser
 
 
@@ -65,6 +66,16 @@ def test_a_message_is_published_found_and_followed(admin: Browser) -> None:
     while not any(step["what"] == "delivered" and step["who"] == "admin" for step in steps):
         assert time.monotonic() < until, "who looked at it is in __events"
         steps = admin.ask("/api/journey", topic="shop", partition=0, offset=0)["steps"]
+
+
+def test_the_last_messages_are_shown_however_large_they_are(server: Server, admin: Browser) -> None:
+    with sync.connect(server.url) as bus:
+        for number in range(8):
+            bus.publish("bulky", f"{number} {'x' * 600_000}")
+    found = admin.ask("/api/messages", topic="bulky")
+    shown = [row["offset"] for row in found["rows"]]
+    assert shown == sorted(range(shown[-1], 8), reverse=True) and 0 < shown[-1] < 7, "some of them, up to the newest"
+    assert (found["ranges"][0]["first"], found["ranges"][0]["next"]) == (shown[-1], 8)
 
 
 def test_a_tail_shows_what_comes(admin: Browser) -> None:

@@ -131,13 +131,14 @@ async def _page(call: Call, ask: Page) -> object:
     found: list[dict[str, object]] = []
     ranges = []
     for partition in chosen:
-        if ask.offset is not None:
-            first = min(max(ask.offset, partition.start), partition.visible)
-        elif ask.time_ms is not None:
-            first = await call.run(reads.offset_for_time(partition, ask.time_ms * 1000))
+        if ask.offset is None and ask.time_ms is None:
+            first, batches = await _last_ones(call, partition, ask.limit)
         else:
-            first = max(partition.start, partition.visible - ask.limit)
-        batches = await call.run(reads.fetch(partition, first, ask.limit, PAGE_BYTES))
+            if ask.offset is not None:
+                first = min(max(ask.offset, partition.start), partition.visible)
+            else:
+                first = await call.run(reads.offset_for_time(partition, (ask.time_ms or 0) * 1000))
+            batches = await call.run(reads.fetch(partition, first, ask.limit, PAGE_BYTES))
         rows = await call.sliced(_take(batches, first, ask.limit, call.broker.scheduler.now()))
         found += [brief(partition.number, row) for row in rows]
         ranges.append({"partition": partition.number, "start": partition.start, "end": partition.visible, "first": first,
@@ -147,6 +148,18 @@ async def _page(call: Call, ask: Page) -> object:
     found = found[: ask.limit]
     told(call, topic, found)
     return {"rows": found, "ranges": ranges, "newest": newest}
+
+
+async def _last_ones(call: Call, partition: Partition, limit: int) -> tuple[int, list[RecordBatch]]:
+    """The last `limit` records, and the offset of the first; fewer, if they do not fit into PAGE_BYTES: read forwards, large values
+    would fill the page with the oldest of them, and the newest would be missing."""
+    while True:
+        end = partition.visible
+        first = max(partition.start, end - limit)
+        batches = await call.run(reads.fetch(partition, first, limit, PAGE_BYTES))
+        if limit == 1 or not batches or batches[-1].next_offset >= end:
+            return first, batches
+        limit //= 2
 
 
 def _take(batches: list[RecordBatch], first: int, limit: int, now: int) -> Steps[list[Row]]:
