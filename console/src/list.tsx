@@ -129,7 +129,7 @@ function RowsInSight<T>({ path, fields, columns, sort, down, onSort, label, empt
           </div>
         </div>
       ) : null}
-      <div ref={scroller} class="rows" role="rowgroup" tabindex={0} aria-label={`${label}, rows`} hidden={total === 0} style={{ minWidth }}>
+      <div ref={scroller} onMouseOver={tellWhole} class="rows" role="rowgroup" tabindex={0} aria-label={`${label}, rows`} hidden={total === 0} style={{ minWidth }}>
         <div style={{ height: `${list.getTotalSize()}px` }} role="presentation">
           {items.map((item) => {
             const row = pages.current.get(Math.floor(item.index / PAGE))?.[item.index % PAGE];
@@ -152,6 +152,12 @@ function RowsInSight<T>({ path, fields, columns, sort, down, onSort, label, empt
       </div>
     </div>
   );
+}
+
+// What does not fit into its cell is told whole to who points at it.
+function tellWhole(event: MouseEvent): void {
+  const cell = (event.target as Element).closest<HTMLElement>("[role=cell], td.clip");
+  if (cell) cell.title = cell.scrollWidth > cell.clientWidth ? cell.innerText : "";
 }
 
 function fileName(label: string): string {
@@ -185,7 +191,7 @@ export function Table<T extends object>({ label, rows, columns, id, empty, name 
   if (rows.length === 0) return <p class="quiet">{empty ?? "None."}</p>;
   return (
     <>
-      <div class="scroll" tabindex={0} role="group" aria-label={label}>
+      <div class="scroll" onMouseOver={tellWhole} tabindex={0} role="group" aria-label={label}>
         <table class={name}>
           <thead>
             <tr>

@@ -66,7 +66,9 @@ function Frame() {
   const page = PAGES.get(path);
   useEffect(() => {
     document.title = `${path === "/login" ? "Log in" : (page?.title ?? "Not found")} · Quintet console`;
-  }, [path]);
+    // On a narrow screen the menu is one line that scrolls: the entry of this page must be in sight.
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [path, who?.name]);
   if (path === "/login") return <Login />;
   if (!who) return <p class="quiet pad">Loading …</p>;
   const Page = page?.show;

@@ -161,6 +161,41 @@ def test_on_a_phone_no_page_is_wider_than_the_screen(chromium: Any, filled: str)
     window.context.close()
 
 
+# The entry of this page in the menu, whole in sight; and the labels of the map that reach over their nodes.
+IN_SIGHT = """() => { const at = document.querySelector('nav [aria-current]').getBoundingClientRect();
+                       return at.left >= 0 && at.right <= innerWidth }"""
+TOO_LONG = """() => [...document.querySelectorAll('.node')].filter((node) => [...node.querySelectorAll('text')].some(
+    (text) => text.getBBox().x + text.getBBox().width > node.querySelector('rect').getBBox().width - 8)).length"""
+
+
+def test_on_a_phone_the_menu_shows_where_one_is_and_bytes_stay_in_line(chromium: Any, filled: str) -> None:
+    window = Window(chromium, filled, "dark").log_in()
+    window.page.set_viewport_size(PHONE)
+    for path in ("/transactions", "/queues", "/configuration", "/"):
+        window.led_to(path, "main h1")
+        window.page.wait_for_function(IN_SIGHT)
+    window.page.evaluate("document.querySelector('nav').scrollLeft = 900")
+    assert not window.page.evaluate(IN_SIGHT), "the control"
+    window.shown("/message?topic=hostile&partition=0&offset=3", "pre.value.hex")
+    lines = "document.querySelector('pre.value').clientHeight / parseFloat(getComputedStyle(document.querySelector('pre.value')).lineHeight)"
+    assert window.page.evaluate(lines) < 20, "256 bytes are 16 lines"
+    window.context.close()
+
+
+def test_what_is_cut_can_be_read(windows: dict[str, Window]) -> None:
+    window = windows["light"]
+    window.shown("/", ".node")
+    assert window.page.evaluate(TOO_LONG) == 0
+    labels = window.page.eval_on_selector_all(".node text:first-of-type", "all => all.map(one => one.textContent)")
+    assert any("…" in label and label.endswith("shown") for label in labels), "the end of a long name is kept"
+    window.page.evaluate("document.querySelector('.node text').textContent = 'W'.repeat(30)")
+    assert window.page.evaluate(TOO_LONG) == 1, "the control"
+    window.shown("/delayed", ".line")
+    cell = window.page.locator(".line [role=cell]", has_text="<img").first
+    cell.hover()
+    assert cell.get_attribute("title") == MARKUP
+
+
 def test_hostile_payloads_stay_text(windows: dict[str, Window]) -> None:
     window = windows["light"]
     window.said.clear()

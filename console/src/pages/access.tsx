@@ -89,8 +89,8 @@ function Users({ filter }: { filter?: string }) {
   };
   const columns: Column<User>[] = [
     { name: "name", title: "Name", width: "minmax(140px, 2fr)", show: (row) => <Text of={row.name} /> },
-    { name: "roles", title: "Roles", width: "minmax(120px, 2fr)", show: (row) => <Lines of={row.roles} /> },
-    { name: "may", title: "May", width: "minmax(100px, 1fr)", show: (row) => <Lines of={row.permissions} /> },
+    { name: "roles", title: "Roles", width: "minmax(120px, 1fr)", show: (row) => <Lines of={row.roles} /> },
+    { name: "may", title: "May", width: "minmax(130px, 1fr)", show: (row) => <Lines of={row.permissions} /> },
     { name: "state", title: "State", width: "90px", show: (row) => (row.enabled ? "enabled" : <span class="bad">disabled</span>) },
     { name: "made", title: "Made", width: "150px", show: (row) => time(row.created_s * 1e6).slice(0, 16) },
     {

@@ -39,7 +39,7 @@ export function Dead() {
 }
 
 const TOPICS: Column<{ topic: string; letters: number }>[] = [
-  { name: "topic", title: "Topic", width: "minmax(200px, 3fr)", show: (row) => <a href={href("/dead", { topic: row.topic })}><Text of={row.topic} /></a> },
+  { name: "topic", title: "Topic", width: "minmax(150px, 3fr)", show: (row) => <a href={href("/dead", { topic: row.topic })}><Text of={row.topic} /></a> },
   { name: "letters", title: "Open dead letters", width: "160px", number: true, show: (row) => count(row.letters) },
 ];
 
@@ -74,7 +74,7 @@ function OfTopic({ topic }: { topic: string }) {
         <button type="button" disabled={!data?.rows.length} onClick={() => setOpen("select")}>
           {marked.size ? `Send ${marked.size} again …` : "Send all that match again …"}
         </button>
-        <button type="button" class="danger" onClick={() => setOpen("purge")}>
+        <button type="button" class="danger" disabled={!data?.total} onClick={() => setOpen("purge")}>
           Purge
         </button>
       </div>
@@ -122,7 +122,7 @@ function Letters({ topic, rows, marked, setMarked, edit }: { topic: string; rows
     { name: "mark", title: <input type="checkbox" aria-label="Mark all on this page" checked={marked.size === rows.length} onChange={(event) => setMarked(new Set(event.currentTarget.checked ? rows.map((row) => row.id) : []))} />, show: (row) => <input type="checkbox" aria-label={`Mark ${row.id}`} checked={marked.has(row.id)} onChange={(event) => mark(row.id, event.currentTarget.checked)} /> },
     { name: "id", title: "Letter", class: "nowrap", show: (row) => (row.offset >= 0 ? <a href={href("/message", { topic, partition: row.partition, offset: row.offset })}>{row.id}</a> : row.id) },
     { name: "died", title: "Died", class: "nowrap", show: (row) => (Number(row.last_us) ? time(row.last_us) : "") },
-    { name: "cause", title: "Cause", show: (row) => <><a href={href("/dead", { topic, cause: row.cause })}><Text of={row.cause || "(none)"} /></a>{row.error ? <div class="quiet break">{safe(row.error)}</div> : null}</> },
+    { name: "cause", title: "Cause", class: "words", show: (row) => <><a href={href("/dead", { topic, cause: row.cause })}><Text of={row.cause || "(none)"} /></a>{row.error ? <div class="quiet break">{safe(row.error)}</div> : null}</> },
     { name: "attempts", title: "Attempts", number: true, show: (row) => row.attempts },
     { name: "value", title: "Value", class: "mono clip", show: (row) => (row.value ? <bdi>{brief(row.value)}</bdi> : "null") },
     { name: "origin", title: "From", show: (row) => safe(row.origin) },

@@ -35,7 +35,26 @@ interface Answer {
 
 const WIDTH = 190;
 const HEIGHT = 44;
-const LABEL_MAX = 24;
+const LABEL_PX = WIDTH - 30; // beside both round ends
+const LABEL_FONT = "500 13px system-ui, sans-serif"; // as app.css has it
+
+const pencil = document.createElement("canvas").getContext("2d");
+
+// What fits into a node. The end of a name says more than its middle: `cache/default/default/sessions` and `.../shown`.
+function shorten(label: string): string {
+  if (!pencil) return label.slice(0, 20);
+  pencil.font = LABEL_FONT;
+  const fits = (text: string) => pencil.measureText(text).width <= LABEL_PX;
+  if (fits(label)) return label;
+  const letters = [...label].slice(0, 40);
+  const last = [...label].slice(-40);
+  for (let keep = 40; keep > 2; keep--) {
+    const tail = Math.floor(keep / 2);
+    const text = `${letters.slice(0, keep - tail).join("")}…${last.slice(-tail).join("")}`;
+    if (fits(text)) return text;
+  }
+  return "…";
+}
 
 interface Drawn {
   width: number;
@@ -180,7 +199,7 @@ export function FlowMap() {
                 const node = data.nodes[id]!;
                 const at = chosen.drawn.nodes.get(id)!;
                 const label = safe(node.label || "(nobody)");
-                const short = label.length > LABEL_MAX ? `${label.slice(0, LABEL_MAX - 1)}…` : label;
+                const short = shorten(label);
                 return (
                   <a key={id} href={href("/", { ...query, focus: id === focus ? "" : id })} class={`node ${node.kind}${id === focus ? " focus" : ""}`} aria-description={`${kindWords(node)}${short === label ? "" : `: ${label}`}`}>
                     <g transform={`translate(${at.x - WIDTH / 2},${at.y - HEIGHT / 2})`}>

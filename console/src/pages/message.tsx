@@ -158,7 +158,7 @@ function Value({ of, decoded, download }: { of: Shown | null; decoded: Answer["d
         {decoded?.fits ? <span class="good">{`fits ${safe(decoded.schema)}`}</span> : null}
       </div>
       {view ? (
-        <pre class="value" tabindex={0} aria-label="Value">
+        <pre class={view[0] === "Bytes" ? "value hex" : "value"} tabindex={0} aria-label="Value">
           {safe(view[1], true)}
         </pre>
       ) : (

@@ -40,7 +40,7 @@ export function Pipelines() {
   return (
     <>
       <Bar title="Pipelines" />
-      <Table label="Pipelines" rows={data.rows} columns={COLUMNS} id={(one) => `${one.owner} ${one.name}`} empty="No pipeline has reported within a day. Start one with `quintet pipeline`." />
+      <Table label="Pipelines" rows={data.rows} columns={COLUMNS} id={(one) => `${one.owner} ${one.name}`} empty={<>No pipeline has reported within a day. <code>quintet pipeline list</code> names those that come with Quintet, <code>quintet pipeline run</code> starts one.</>} />
     </>
   );
 }
