@@ -159,12 +159,15 @@ def test_a_lost_connection_of_the_asker_is_made_again(own_server: Server, topic:
     asyncio.run(scenario())
 
 
-def test_a_door_without_headers_says_so(server: Server) -> None:
+@pytest.mark.parametrize("door", ["fast", "peerbus"])
+def test_a_door_without_an_address_for_replies_says_so(server: Server, door: str) -> None:
     async def scenario() -> None:
-        async with quintet.connect(server.fast) as bus:
-            if "headers" in bus.door.lacks:
-                with pytest.raises(Unsupported, match="requests and replies"):
-                    await bus.ask("t", 1)
+        url = server.fast if door == "fast" else f"{server.peer('asker')}&verify=off"
+        async with quintet.connect(url) as bus:
+            with pytest.raises(Unsupported, match=rf"{door} does not support requests and replies .*FlyMQ"):
+                await bus.ask("t", 1)
+            with pytest.raises(Unsupported, match="requests and replies"):
+                bus.responder("t", lambda msg: None)
 
     asyncio.run(scenario())
 

@@ -186,7 +186,7 @@ class Responder:
 
 
 def check_door(bus: AskingBus) -> None:
-    """Unsupported where a message has no headers."""
-    lacks = bus.door.lacks
-    if "headers" in lacks:
-        raise Unsupported(f"{bus.door.name} does not support requests and replies", hint=lacks["headers"])
+    """Unsupported where a message has no headers, or a client cannot have an address of its own for replies."""
+    hint = bus.door.lacks.get("headers") or bus.door.lacks.get("ask")
+    if hint:
+        raise Unsupported(f"{bus.door.name} does not support requests and replies", hint=hint)

@@ -385,6 +385,7 @@ class FastConnector:
         "schema": "the FlyMQ door checks schemas",
         "idempotent": "the FlyMQ door has idempotent producers",
         "compression": "the FlyMQ door compresses",
+        "ask": "a topic for replies would need a key that both sides have; the BlipMQ, FlyMQ and Felix doors ask",
         "group": "a queue made with queue=True shares its messages among subscribers; the FlyMQ door has groups",
         "start": "the FlyMQ door has consumer groups, and they have a start",
         "member": "the FlyMQ door has consumer groups, and they have members",

@@ -71,6 +71,7 @@ class PeerConnector:
         "schema": "the FlyMQ door checks schemas",
         "idempotent": "the broker knows a message by its id: publish again with the same key=",
         "compression": "the FlyMQ door compresses",
+        "ask": "a peer reads one mailbox: send to the sender of a message; the BlipMQ, FlyMQ and Felix doors ask",
         "group": "a mailbox has one reader; the FlyMQ door has consumer groups",
         "start": "a mailbox begins with what nobody has acknowledged",
         "member": "the FlyMQ door has consumer groups, and they have members",
