@@ -44,6 +44,7 @@ def test_the_secret_is_never_shown() -> None:
         ("amqp://h", "known schemes: blipmq://, blip://, blipmqs://, blips://"),
         ("localhost:5555", "known schemes"),
         ("", "known schemes"),
+        ("flymq://", "the flymq:// URL names no host"),
         ("blipmq://h:99999", "0 to 65535"),
         ("blipmq://h:x", "0 to 65535"),
         ("blipmq://h?cb=1", "known options: ca"),

@@ -218,8 +218,10 @@ def _parse_one(url: str) -> Endpoint:
     except ValueError as error:  # its text may hold a part of the password
         raise _reserved(url) or BadUrl("the URL does not parse", hint=_EXAMPLE) from error
     scheme = SCHEMES.get(parts.scheme)
-    if scheme is None or not parts.netloc:
+    if scheme is None:
         raise _unknown_scheme(parts.scheme)
+    if not parts.netloc:
+        raise BadUrl(f"the {parts.scheme}:// URL names no host", hint=_EXAMPLE)
     behind = f"{parts.path}{parts.fragment}" if "@" in parts.netloc else f"{parts.path}{parts.query}{parts.fragment}"
     cut = _reserved(url) if "@" in behind else None
     if cut is not None:
