@@ -74,8 +74,14 @@ async def test_refused(server: Server, topic: str) -> None:
             await bus.publish_batch(topic, ["x"] * 2, partition=7, ttl=5)
         with pytest.raises(ValueError, match="1 messages and 2 keys"):
             await bus.publish_batch(topic, ["x"], keys=["a", "b"])
+        for wrong, says in (
+            ({"a": 1}, "header 'a' has a value of the type int"),
+            ({7: "a"}, "name 7 is of the type int"),
+        ):
+            with pytest.raises(errors.BadValue, match=says):
+                await bus.publish(topic, "x", headers=wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="headers="):
-            await bus.publish(topic, "x", headers={"a": 1})  # type: ignore[arg-type]
+            await bus.publish(topic, "x", headers=["abc"])  # type: ignore[list-item]
         with pytest.raises(errors.Unsupported, match="qos=0"):
             await bus.publish(topic, "x", qos=0)
         with pytest.raises(errors.TooLarge):

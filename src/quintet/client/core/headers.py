@@ -6,9 +6,11 @@ value, which is what a dict made of them has; `all` and `pairs` show the rest. A
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from quintet import kernel
+from quintet.client.core.errors import BadValue
 from quintet.model import limits
 from quintet.model.batch import Header
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, TooLarge
@@ -83,7 +85,19 @@ def encode_headers(given: HeadersGiven | None) -> Encoded:
     except OverflowError:
         raise _refusal(pairs) from None
     except (TypeError, ValueError) as error:
-        raise TypeError(f"headers= has names of str with values of str, bytes or None: {error}") from None
+        raise _bad_type(pairs, error) from None
+
+
+def _bad_type(given: HeadersGiven, error: Exception) -> BadValue:
+    """Which header it is, if they can be looked at one by one."""
+    hint = "headers= is a mapping, or pairs, of names (str) with values of str, bytes or None"
+    with suppress(TypeError, ValueError):
+        for name, value in given.items() if isinstance(given, Mapping) else given:
+            if not isinstance(name, str):
+                return BadValue(f"the header name {name!r} is of the type {type(name).__name__}", hint=hint)
+            if value is not None and not isinstance(value, str | bytes):
+                return BadValue(f"the header {name!r} has a value of the type {type(value).__name__}", hint=hint)
+    return BadValue(f"headers= cannot be sent: {error}", hint=hint)
 
 
 def _pairs(given: HeadersGiven) -> HeadersGiven:
