@@ -269,7 +269,9 @@ class Message:
         )
 
     def __repr__(self) -> str:
-        return f"<Message topic={self.topic!r} tag={self.tag} qos={self.qos} bytes={len(self.value)}>"
+        at = self._settler.position_of(self.tag)
+        place = f"tag={self.tag}" if at is None else f"partition={at.partition} offset={at.offset}"
+        return f"<Message topic={self.topic!r} {place} qos={self.qos} bytes={len(self.value)}>"
 
 
 class MessageBatch:
