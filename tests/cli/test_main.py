@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,12 @@ def quintet(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         timeout=60,
         check=False,
     )
+
+
+def test_the_readme_names_every_command() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    listed = readme.partition("`quintet --help` lists the commands:")[2]
+    assert re.findall(r"`([a-z]+)`", listed) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
