@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from quintet.broker.follower import FollowerBroker
     from quintet.config.options import OptionRow
     from quintet.console.app import Console
+    from quintet.console.connections import Listeners
     from quintet.flight.bridge import Bridge
     from quintet.flight.server import Door
     from quintet.otlp import SpanQueue
@@ -268,6 +269,7 @@ class Server:
                 await self.doors.open(door, listeners.of(door))
         if listeners.flight.enabled:
             self._open_flight(listeners.flight)
+            self.doors.serves("flight", listeners.flight.tls_cert)
         if listeners.console.enabled:
             await self._open_console(listeners.console)
         await self._open_admin()
@@ -337,6 +339,7 @@ class Server:
             )
         except OSError as error:
             raise cannot_listen("console", door.host, door.port, error) from error
+        self.doors.serves("console", door.tls_cert)
         self.console.sampler.start()
 
     def configuration(self) -> "list[OptionRow]":
@@ -361,6 +364,11 @@ class Server:
     def stop_pipeline(self, owner: str, everything: bool, name: str) -> None:
         if self.flight is not None:
             self.flight.pipelines.stop(owner, everything, name, self.broker.scheduler.monotonic())
+
+    @property
+    def watched(self) -> "Listeners":
+        """The doors whose connections the console shows; of the Flight door these are the streams under way."""
+        return self.listeners if self.flight is None else {**self.listeners, "flight": self.flight}
 
     def addresses(self) -> dict[str, str]:
         found = {name: listener.address for name, listener in self.listeners.items()}
@@ -444,6 +452,7 @@ class Server:
             console = read.listeners.console
             if self._console_tls is not None and console.tls_cert is not None and console.tls_key is not None:
                 load_into(self._console_tls, console.tls_cert, console.tls_key)
+                self.doors.serves("console", console.tls_cert)
         except (QuintetError, OSError, ValueError) as error:
             _log.error(
                 "reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from quintet.cli.operate import checks
+from quintet.cli.operate import checks, status
 from quintet.cli.operate.checks import Finding, file_system
 from quintet.cli.operate.doctor import examine
 from quintet.cli.operate.scrape import Labels, Sample, parse
@@ -142,6 +142,18 @@ def test_the_probe_of_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_flight_is_a_door_with_its_certificate(tmp_path: Path) -> None:
+    made = trustme.CA().issue_cert("localhost", "127.0.0.1", not_after=datetime.now(UTC) + timedelta(days=9.5))
+    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    made.private_key_pem.write_to_path(tmp_path / "key.pem")
+    files = {"TLS_CERT": str(tmp_path / "cert.pem"), "TLS_KEY": str(tmp_path / "key.pem")}
+    with running(**{f"QUINTET_LISTENERS__FLIGHT__{name}": file for name, file in files.items()}) as server:
+        change = status.observe(f"http://127.0.0.1:{server.ports['admin']}", 0.1)
+        rows = {row["door"]: row for row in status.doors(change)}
+    assert rows["flight"]["connections"] == 0 and rows["blipmq"]["certificate_days"] is None
+    assert 9 < float(str(rows["flight"]["certificate_days"])) < 9.6
+
+
 def test_each_planted_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -165,7 +177,8 @@ def test_each_planted_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert findings["disk space"][0].verdict == "fail"
     assert findings["memory"][0].verdict == "warn"
     assert findings["file system"][0].verdict == "fail"
-    assert [each.verdict for each in findings["certificate"]] == ["fail"]
+    (certificate,) = findings["certificate"]
+    assert certificate.verdict == "fail" and "cert.pem expired" in certificate.text and "24 h ago" in certificate.text
     assert any(each.verdict == "fail" and f":{port}" in each.text for each in findings["ports"])
     said = " ".join(each.text for each in findings["settings"])
     assert "durability = os" in said and "listeners.fast is plaintext on 0.0.0.0" in said

@@ -210,3 +210,31 @@ def test_an_id_that_a_client_chose_is_cut_and_printable() -> None:
     address = ClientAddress("10.0.0.1:5", connection=3, request="r")
     assert address == "10.0.0.1:5" and ids_of(address) == {"connection": 3, "request": "r"}
     assert ids_of("10.0.0.1:5") == ids_of(ClientAddress("10.0.0.1:5")) == {}
+
+
+def test_streams_of_flight_are_rows_that_can_be_ended() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the Flight door needs pyarrow")
+    from pyarrow import flight
+
+    with running() as server, flight.FlightClient(f"grpc://127.0.0.1:{server.ports['flight']}") as client:
+        admin = Browser(server.console).log_in("admin", "admin")
+        login = flight.FlightCallOptions(headers=[client.authenticate_basic_token("admin", "admin")])
+        table = arrow.table({"value": arrow.array([b"v" * 1_000_000], arrow.binary())})
+        where = flight.FlightDescriptor.for_path("columns")
+        writer, _answers = client.do_put(where, table.schema, login)  # open until the writer says that it is done
+        writer.write_table(table)
+        (row,) = until(
+            lambda: [one for one in admin.ask("/api/connections", filter="flight")["rows"] if one["bytes_in"]]
+        )
+        assert set(row) == FACTS
+        assert (row["door"], row["who"], row["tls"], row["bytes_in"] >= 1_000_000) == ("flight", "admin", "", True)
+        (door,) = [each for each in admin.ask("/api/connections")["doors"] if each["door"] == "flight"]
+        assert (door["connections"], door["bytes_in"]) == (1, row["bytes_in"])
+        assert admin.ask("/api/overview")["connections"] == 1
+        admin.do("/api/connection/kick", door="flight", peer=row["peer"])
+        until(lambda: not admin.ask("/api/connections", filter="flight")["rows"])
+        with pytest.raises((flight.FlightError, arrow.ArrowException)):
+            writer.write_table(table)
+            writer.close()
+        (event, *_) = admin.ask("/api/audit", search="kick")["rows"]
+        assert (event["user"], event["resource"]) == ("admin", "admin")

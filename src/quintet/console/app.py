@@ -81,7 +81,7 @@ class Console:
             sessions_max=options.sessions_max,
             failures_per_minute=failures_per_minute,
         )
-        self.sampler = Sampler(self.broker, lambda: surroundings.listeners)
+        self.sampler = Sampler(self.broker, lambda: surroundings.watched)
         self.parts = Parts(self.broker, surroundings, options, self.sessions, self.sampler, entropy)
         self._report = report
         self._run = entropy(RUN_BYTES).hex()  # ids of requests differ from those of the start before

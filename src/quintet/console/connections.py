@@ -4,18 +4,62 @@ A read and a write add to one int of their connection and nothing else; rates, a
 last activity is known to the length of a walk: 2 seconds while somebody looks, 30 otherwise.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
-
-from quintet.net.connection import Connection
-from quintet.net.listener import Listener
-from quintet.net.quic.listener import QuicConnection, QuicListener
+from typing import Final, Protocol
 
 LIFE_S_MIN: Final = 0.1  # of a connection whose rates are told: less says nothing
 
-AnyConnection = Connection | QuicConnection
-Listeners = Mapping[str, Listener | QuicListener]
+
+class AnyConnection(Protocol):
+    """A connection of a door, or a stream of the Flight door, which keeps its connections to itself."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def who(self) -> str | None: ...
+
+    @property
+    def bytes_in(self) -> int: ...
+
+    @property
+    def bytes_out(self) -> int: ...
+
+    @property
+    def age_seconds(self) -> float: ...
+
+    def facts(self) -> dict[str, object]: ...
+
+    def evict(self, reason: str) -> None: ...
+
+
+class AnyListener(Protocol):
+    """What a door tells of itself."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def connections(self) -> Collection[AnyConnection]: ...
+
+    @property
+    def bytes_in(self) -> int: ...
+
+    @property
+    def bytes_out(self) -> int: ...
+
+    @property
+    def refused(self) -> int: ...
+
+    @property
+    def cut(self) -> int: ...
+
+
+Listeners = Mapping[str, AnyListener]
 
 
 @dataclass(slots=True)
@@ -73,6 +117,6 @@ class ConnectionRates:
         return max(elapsed - found.active, 0.0)
 
 
-def everyone(listener: Listener | QuicListener) -> list[AnyConnection]:
+def everyone(listener: AnyListener) -> list[AnyConnection]:
     """Its connections now: some may end while they are looked at."""
     return [*listener.connections]

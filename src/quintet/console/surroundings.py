@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
     from quintet.broker.doors.pipelines import Status
-    from quintet.net.listener import Listener
-    from quintet.net.quic.listener import QuicListener
+    from quintet.console.connections import Listeners
 
 
 class ConfiguredOption(Protocol):
@@ -32,7 +31,7 @@ class Surroundings(Protocol):
     def broker(self) -> "Broker": ...
 
     @property
-    def listeners(self) -> "dict[str, Listener | QuicListener]": ...
+    def watched(self) -> "Listeners": ...
 
     @property
     def log(self) -> object: ...

@@ -33,6 +33,10 @@ class Bridge:
         self._answer_s = answer_s
         self.closed = False
 
+    def connection_id(self) -> int:
+        """One that no other connection of this start has. For any thread."""
+        return next(self._turns.connection_ids)
+
     def ask(self, call: Callable[[], T]) -> T:
         """What `call` returns, or raises, on the loop thread."""
 

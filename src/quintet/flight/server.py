@@ -31,6 +31,7 @@ from quintet.flight.login import MIDDLEWARE, Caller, Login, LoginFactory, NoHand
 from quintet.flight.outgoing import Outgoing
 from quintet.flight.pacing import StreamQuota
 from quintet.flight.section import FlightListener
+from quintet.flight.streams import Stream
 from quintet.model import limits
 from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
 from quintet.model.tasks import Verb
@@ -82,8 +83,9 @@ class Figures:
 class _CallPermit:
     """The place of one call among those under way; given back once, however the call ends."""
 
-    def __init__(self, release: Callable[[], None], quota: StreamQuota) -> None:
+    def __init__(self, release: Callable[[], None], quota: StreamQuota, stream: Stream) -> None:
         self.quota = quota
+        self.stream = stream
         self._finalizer = weakref.finalize(self, release)
         self._finalizer.atexit = False
 
@@ -119,6 +121,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self._lock = threading.Lock()
         self._under_way = 0
         self._streams: Counter[str] = Counter()
+        self._open: dict[int, Stream] = {}
         self._closer: threading.Thread | None = None
         self._closing = threading.Event()
         self._verbs: dict[str, Action] = {
@@ -137,6 +140,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             content(file) for file in (options.tls_cert, options.tls_key, options.tls_client_ca)
         )
         secure = bool(certificate)
+        self._tls = "TLS" if secure else ""
         place = flight.Location.for_grpc_tls if secure else flight.Location.for_grpc_tcp
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
@@ -160,6 +164,29 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     def streams(self) -> int:
         """do_get and do_put that are under way."""
         return sum(self._streams.values())
+
+    # What the console asks every door for.
+
+    @property
+    def connections(self) -> list[Stream]:
+        with self._lock:
+            return [*self._open.values()]
+
+    @property
+    def bytes_in(self) -> int:
+        return self.figures.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        return self.figures.bytes_out
+
+    @property
+    def refused(self) -> int:
+        return self.figures.refused
+
+    @property
+    def cut(self) -> int:
+        return self.figures.cut
 
     def lead(self, broker: Broker) -> None:
         """The node leads from now on: calls go to its broker. Connections, tokens and streams that are under way stay."""
@@ -194,14 +221,19 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             self._under_way += 1
         streaming: list[str] = []
         quota = StreamQuota(self._broker, self._bridge, self._closing)
-        permit = _CallPermit(partial(self._leave, streaming, quota), quota)
+        peer = peer_of(context.peer())
+        row = Stream(self._bridge.connection_id() if stream else 0, peer, "", self._tls)
+        permit = _CallPermit(partial(self._leave, streaming, quota, row.id), quota, row)
         try:
             headers = context.get_middleware(MIDDLEWARE)
-            caller = self.login.who(headers.header, peer_of(context.peer()))
+            caller = self.login.who(headers.header, peer)
             if stream:
                 self._begin_stream(caller.name)
                 streaming.append(caller.name)
                 quota.join(caller.name)
+                row.who = caller.name
+                with self._lock:
+                    self._open[row.id] = row
         except BaseException:
             permit.release()
             raise
@@ -214,11 +246,12 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise LimitExceeded(f"{name} has {STREAMS_OF_PRINCIPAL_MAX} streams open, which is the limit")
             self._streams[name] += 1
 
-    def _leave(self, streaming: list[str], quota: StreamQuota) -> None:
+    def _leave(self, streaming: list[str], quota: StreamQuota, id: int) -> None:
         if streaming:
             quota.leave()
         with self._lock:
             self._under_way -= 1
+            self._open.pop(id, None)
             for name in streaming:
                 self._streams[name] -= 1
                 if not self._streams[name]:
@@ -298,8 +331,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 plan = self._bridge.wait_for(lambda: self._planned(caller, ask))
                 with self._lock:
                     self.figures.reads += 1
-                peer = peer_of(context.peer())
-                batches = self._counted(reading.read(self._bridge, plan, ask), permit, peer)
+                batches = self._counted(reading.read(self._bridge, plan, ask), permit)
                 return flight.GeneratorStream(columns.schema_of(ask.columns), batches)
             except BaseException:
                 permit.release()
@@ -314,12 +346,12 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         await verbs.fresh(broker, ask.max_age_seconds, needs)
         return reading.plan(verbs.Call(broker, caller), ask)
 
-    def _counted(self, batches: Iterator[pa.RecordBatch], permit: _CallPermit, peer: str) -> Iterator[pa.RecordBatch]:
+    def _counted(self, batches: Iterator[pa.RecordBatch], permit: _CallPermit) -> Iterator[pa.RecordBatch]:
         """Each batch on its way out. The permit goes with this generator, also if it is never begun."""
-        figures, outgoing = self.figures, self.outgoing
+        figures, outgoing, stream = self.figures, self.outgoing, permit.stream
         try:
             while True:
-                held = outgoing.hold(peer, columns.BYTES_PER_BATCH)
+                held = outgoing.hold(stream.peer, columns.BYTES_PER_BATCH)
                 try:
                     batch = next(batches, None)
                     if batch is None:
@@ -332,10 +364,13 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                     with self._lock:
                         figures.rows_out += batch.num_rows
                         figures.bytes_out += batch.nbytes
+                    stream.unsent = batch.nbytes
                     yield batch
                 finally:
                     outgoing.release(held)
+                stream.unsent, stream.bytes_out, stream.paused = 0, stream.bytes_out + batch.nbytes, True
                 permit.quota.handed(batch.nbytes)  # with nothing held: who waits for its quota does not stall
+                stream.paused = False
         except Exception as error:
             raise to_flight(error) from None
         finally:
@@ -357,7 +392,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             caller, permit = self._enter(context, stream=True)
             try:
                 put = writing.Put(verbs.leading(self._broker), self._bridge, caller, context.is_cancelled)
-                batches = self._taken(reader, permit.quota)
+                batches = self._taken(reader, permit)
                 if descriptor.descriptor_type == flight.DescriptorType.PATH:
                     staged = put.publish(_path(descriptor), batches)
                 else:
@@ -368,7 +403,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
 
-    def _taken(self, reader: Iterable[flight.FlightStreamChunk], quota: StreamQuota) -> Iterator[pa.RecordBatch]:
+    def _taken(self, reader: Iterable[flight.FlightStreamChunk], permit: _CallPermit) -> Iterator[pa.RecordBatch]:
         with self._lock:
             self.figures.puts += 1
         for chunk in reader:
@@ -379,8 +414,11 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 with self._lock:
                     self.figures.rows_in += chunk.data.num_rows
                     self.figures.bytes_in += chunk.data.nbytes
+                permit.stream.bytes_in += chunk.data.nbytes
                 yield chunk.data
-                quota.taken(chunk.data.nbytes)
+                permit.stream.paused = True
+                permit.quota.taken(chunk.data.nbytes)
+                permit.stream.paused = False
 
 
 def _machine(data: Path | None, log: str) -> wire.Machine | None:

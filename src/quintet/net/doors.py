@@ -81,6 +81,11 @@ class OpenDoors:
         """When the certificate of each door that has one expires, as Unix time."""
         return {name: expires_at(certificate) for name, certificate in self._served.items()}
 
+    def serves(self, name: str, certificate: Path | None) -> None:
+        """A listener that is opened elsewhere (Flight, console) serves this certificate from now on."""
+        if certificate is not None:
+            self._served[name] = content(certificate)
+
     def _address(self, name: str) -> str:
         return self.listeners[name].address if name in self.listeners else ""
 

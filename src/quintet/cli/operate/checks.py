@@ -293,9 +293,11 @@ def _certificate(name: str, file: Path) -> Finding:
             "certificate", "fail", f"listeners.{name}: {file} cannot be used: {error}", "give a PEM certificate chain"
         )
     left = leaf.not_valid_after_utc - datetime.now(UTC)
-    text = f"listeners.{name}: {file} expires {leaf.not_valid_after_utc:%Y-%m-%d}, in {left.days} days"
+    end = f"{leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     if left.total_seconds() <= 0:
+        text = f"listeners.{name}: {file} expired {end}, {lasting(-left.total_seconds())} ago"
         return Finding("certificate", "fail", text, "renew it and send SIGHUP: clients refuse it")
+    text = f"listeners.{name}: {file} expires {end}, in {lasting(left.total_seconds())}"
     if left.days < CERTIFICATE_DAYS:
         return Finding("certificate", "warn", text, "renew it and send SIGHUP")
     return Finding("certificate", "ok", text)

@@ -23,6 +23,7 @@ GROUPS_SHOWN: Final = 5
 ROWS_DEFAULT: Final = 15
 DAY_S: Final = 86_400
 SORTS: Final = ("rate", "bytes", "name")
+FLIGHT: Final = ("flight",)
 NOT_READY: Final = 1  # exit code
 
 
@@ -172,6 +173,12 @@ def doors(change: Change) -> list[dict[str, object]]:
     refused = now.by("quintet_connections_refused_total", "door")
     failures = now.by("quintet_auth_failures_total", "door")
     expiries = now.by("quintet_certificate_expires_timestamp_seconds", "door")
+    open_now = now.by("quintet_connections", "door")
+    if "quintet_flight_streams" in now.values:  # streams in place of connections, with figures of their own
+        open_now[FLIGHT] = now.one("quintet_flight_streams")
+        received[FLIGHT] = change.rate("quintet_flight_put_bytes_total")
+        sent[FLIGHT] = change.rate("quintet_flight_read_bytes_total")
+        refused[FLIGHT] = now.one("quintet_flight_refused_total")
     return [
         {
             "door": key[0],
@@ -182,7 +189,7 @@ def doors(change: Change) -> list[dict[str, object]]:
             "auth_failures": int(failures.get(key, 0)),
             "certificate_days": (expiries[key] - time.time()) / DAY_S if key in expiries else None,
         }
-        for key, count in now.by("quintet_connections", "door").items()
+        for key, count in open_now.items()
     ]
 
 

@@ -75,7 +75,7 @@ def _row(call: Call, door: str, connection: AnyConnection) -> Row:
 
 async def _connections(call: Call, ask: Connections) -> object:
     first, last = page(ask.skip, ask.limit)
-    wanted, listeners = folded(ask.filter), call.console.surroundings.listeners
+    wanted, listeners = folded(ask.filter), call.console.surroundings.watched
 
     def steps() -> Steps[list[tuple[tuple[object, ...], int, str, AnyConnection]]]:
         found = []
@@ -99,7 +99,7 @@ async def _connections(call: Call, ask: Connections) -> object:
 
 
 async def _kick(call: Call, ask: Kick) -> object:
-    listener = call.console.surroundings.listeners.get(ask.door)
+    listener = call.console.surroundings.watched.get(ask.door)
     found = None if listener is None else next((one for one in listener.connections if one.peer == ask.peer), None)
     if found is None:
         raise UnknownSubscription(

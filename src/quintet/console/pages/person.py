@@ -40,7 +40,7 @@ async def _overview(call: Call, _ask: Empty) -> object:
     broker, sampler = call.broker, call.console.sampler
     if not call.administers:
         return {"topics": None}
-    listeners = call.console.surroundings.listeners
+    listeners = call.console.surroundings.watched
     return {
         "topics": len(broker.topics),
         "connections": sum(len(listener.connections) for listener in listeners.values()),
