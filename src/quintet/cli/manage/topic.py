@@ -110,6 +110,7 @@ def describe(url: str, topic: str, as_json: bool) -> None:
 
     \b
     quintet topic describe orders
+    quintet topic alter orders                without options: how long it keeps messages, and what it promises
     """
     found = manage(url, lambda broker: broker.topic(topic))
     if as_json:
@@ -143,7 +144,7 @@ def alter(
             topic, durability=durability or "", retention_ms=retention, retention_bytes=retention_bytes
         ),
     )
-    kept = f"{found.retention_ms // 1000:,} s" if found.retention_ms else "for ever"
+    kept = common.lasting(found.retention_ms / 1000) if found.retention_ms else "for ever"
     size = f"{found.retention_bytes:,} bytes a partition" if found.retention_bytes else "without a limit of bytes"
     say(as_json, asdict(found), f"{topic}: durability {found.durability}, kept {kept}, {size}")
 
