@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from quintet import sync
 from tests.abuse.revocation import DOORS, Blip, Client, Office, Person, Refused, connects, ends
 from tests.client.server import Server, running
 from tests.wire import blipmq, flymq
@@ -202,6 +203,32 @@ def test_fetches_above_the_rate_wait_and_get_everything(server: Server, office: 
             seen += values
     assert seen == [value(number) for number in range(8)]
     assert quota_of(office, person.name)["pauses"] > 0
+
+
+def test_a_group_member_held_by_its_quota_keeps_its_partitions() -> None:
+    """For three times as long as a silent member is remembered; one record alone costs half of that."""
+    timeout_s, rate, size = 2.0, 16 << 10, 16 << 10
+    with running(QUINTET_DELIVERY__GROUP_TIMEOUT_SECONDS=str(timeout_s)) as server:
+        office = Office(server)
+        person = office.hire("held")
+        give(office, person.name, read_bytes_per_second_max=rate)
+        values = [value(number).ljust(size, b".") for number in range(round(3 * timeout_s * rate / size) + 2)]
+        office.bus.publish_batch("paced", values)
+        url = f"flymq://{person.name}:{person.password}@127.0.0.1:{server.ports['flymq']}"
+        with sync.connect(url) as bus, bus.subscribe("paced", group="g", start="earliest") as sub:
+            began, seen, places = monotonic(), [], set()
+            for _ in values:
+                message = sub.get(timeout=WAIT_S)
+                seen.append(message.value)
+                message.ack()
+                found = office.ask("DESCRIBE_GROUP", topic="paced", group="g")
+                places.add((found["generation"], len(found["assigned"])))
+            took = monotonic() - began
+        pauses = quota_of(office, person.name)["pauses"]
+        office.close()
+    assert seen == values and sub.refused == 0, "each once, in order, and every acknowledgement counted"
+    assert len(places) == 1 and places.pop()[1] == 1, "one generation, and the member has the partition"
+    assert pauses > 0 and took > 2 * timeout_s, "it was held for longer than a silent member is remembered"
 
 
 # -- connections, topics, storage -------------------------------------------------------------------------------------
