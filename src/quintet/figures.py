@@ -245,6 +245,7 @@ class View:
         topics = server.broker.topics.all()
         subscriptions = server.broker.subscriptions
         published = server.broker.topics.published
+        rows_out = 0 if server.flight is None else server.flight.figures.rows_out
         self._published.update(topics, lambda topic: server.broker.topics.get(topic.raw) is topic, published)
         build = {"version": __version__, "kernel": "native" if kernel.NATIVE else "pure"}
         found = [
@@ -256,14 +257,14 @@ class View:
             Family("quintet_topics", "gauge", "Topics.", [({}, len(topics))]),
             Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, published)]),
             Family("quintet_subscriptions", "gauge", "Subscriptions, attached or not.", [({}, len(subscriptions))]),
-            Family("quintet_delivered_messages_total", "counter", "Messages handed to subscribers.",
-                   [({}, subscriptions.delivered)]),
+            Family("quintet_delivered_messages_total", "counter", "Messages handed to subscribers, and to those who fetch (FlyMQ, Flight).",
+                   [({}, subscriptions.delivered + server.broker.events.fetched + rows_out)]),
             Family("quintet_in_flight_messages", "gauge", "Messages delivered and not yet settled.",
                    [({}, sum(lane.pending for s in subscriptions.all() for lane in s.lanes))]),
             Family("quintet_redelivery_rounds_total", "counter", "Times unacknowledged messages came due again.",
                    [({}, subscriptions.redelivered)]),
             Family("quintet_dead_lettered_messages_total", "counter", "Messages moved to a dead-letter topic.",
-                   [({}, subscriptions.dead_lettered)]),
+                   [({}, server.broker.dead.buried)]),
             Family("quintet_skipped_messages", "gauge",
                    "Messages that expired or were removed by retention before a subscription got them.",
                    [({}, subscriptions.skipped)]),

@@ -533,5 +533,5 @@ def test_a_full_disk_keeps_it_alive_and_then_buries_it_once() -> None:
         for _ in range(4):
             live(parts, 6)
         assert dead_values(parts) == {b"poison-0": 1, b"poison-1": 1}, nth
-        assert parts.subscriptions.dead_lettered == 2
+        assert parts.dead.buried == 2
         assert parts.subscriptions.all()[0].backlog() == 0

@@ -210,7 +210,7 @@ def test_a_dead_letter_of_a_transient_subscription_does_not_make_it_last() -> No
     subscription.attach(Taker())
     publish(sim, topic, 0)
     sim.advance(5 * SECOND)
-    assert sim.broker.subscriptions.dead_lettered == 1
+    assert sim.broker.dead.buried == 1
     assert subscription.backlog() == 0
     sim.broker.subscriptions.remove(subscription)
     sim.restart()

@@ -214,7 +214,7 @@ def test_an_id_that_a_client_chose_is_cut_and_printable() -> None:
 
 def test_streams_of_flight_are_rows_that_can_be_ended() -> None:
     arrow = pytest.importorskip("pyarrow", reason="the Flight door needs pyarrow")
-    from pyarrow import flight
+    from pyarrow import flight  # type: ignore[import-untyped]
 
     with running() as server, flight.FlightClient(f"grpc://127.0.0.1:{server.ports['flight']}") as client:
         admin = Browser(server.console).log_in("admin", "admin")

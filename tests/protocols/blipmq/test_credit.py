@@ -50,7 +50,7 @@ def test_jobs_of_a_steady_consumer_are_delivered_once(version: int, held: int) -
         queue += more
     sim.advance(20 * SECOND)
     assert (delivered, queue, peer.take()) == (JOBS, [], b"")
-    assert sim.broker.subscriptions.dead_lettered == 0
+    assert sim.broker.dead.buried == 0
     assert graveyard
 
 
@@ -84,7 +84,7 @@ def test_given_back_with_a_delay() -> None:
     assert tags_of(peer.take()) == [tag]
     peer.exchange(wire.word(tag, frames.GIVE_BACK, subscription, 0))
     sim.advance(SECOND)
-    assert (peer.take(), sim.broker.subscriptions.dead_lettered) == (b"", 1)
+    assert (peer.take(), sim.broker.dead.buried) == (b"", 1)
 
 
 def test_more_credit_and_less(sim: SimBroker) -> None:

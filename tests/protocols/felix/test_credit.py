@@ -50,7 +50,7 @@ def test_jobs_of_a_steady_consumer_are_delivered_once(sim: FelixSim, kind: dict[
         seen += more
     sim.advance(10 * SECOND)
     assert (len(seen), len(set(seen)), offsets(outlet)) == (JOBS, JOBS, [])
-    assert sim.broker.subscriptions.dead_lettered == 0
+    assert sim.broker.dead.buried == 0
 
 
 @pytest.mark.parametrize("kind", [{"ack": "explicit"}, {"group": "g"}])

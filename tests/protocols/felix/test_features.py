@@ -252,7 +252,7 @@ def test_what_is_not_settled_comes_again_and_ends_as_a_dead_letter() -> None:
     assert polled(stream) == [(1, b"b", 2)]
     sim.advance(3 * SECOND, 50_000)
     assert polled(stream) == []
-    assert sim.broker.subscriptions.dead_lettered == 1
+    assert sim.broker.dead.buried == 1
     (said,) = stream.ask(settle(features.GroupNack, 1))
     assert (said.code, said.retry) == ("stale_claim", "retry")
 
@@ -314,7 +314,7 @@ def test_an_answer_of_a_poll_fits_a_frame() -> None:
         assert [len(value) for _, value, _ in polled(stream)] == [30_000]
     assert [len(value) for _, value, _ in polled(stream)] == [5]  # what no frame holds is passed over ...
     sim.advance(SECOND, 50_000)
-    assert sim.broker.subscriptions.dead_lettered == 1  # ... and kept as a dead letter
+    assert sim.broker.dead.buried == 1  # ... and kept as a dead letter
 
 
 def test_the_end_of_a_topic_is_told_to_who_waits(sim: FelixSim) -> None:

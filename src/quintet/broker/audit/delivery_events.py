@@ -83,6 +83,7 @@ class Events:
         )
         self.traces = traces  # told of the same, if messages are followed
         self._every = mode == "all"
+        self.fetched = 0  # messages that FlyMQ's readers asked for; those of subscriptions are counted there
         self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
@@ -118,6 +119,8 @@ class Events:
 
     def delivered(self, door: str, who: str, topic: str, partition: int, first: int, last: int) -> None:
         """Offsets first to last - 1 were handed to somebody, who need not say that they arrived."""
+        if door == "flymq":
+            self.fetched += last - first
         if self.traces is not None:
             self.traces.delivered(door, who, topic, partition, first, last)
         if self._every and first < last:

@@ -120,7 +120,6 @@ class Subscriptions:
         self._idle_checked_at = 0
         self._delivered_by_removed = 0
         self.redelivered = 0
-        self.dead_lettered = 0
         intents.on_effect(Settled, self._settle)
 
     def __len__(self) -> int:
@@ -410,8 +409,6 @@ class Subscriptions:
                 self._burying.discard((subscription.id, number, offset))
                 lane.settle(offset)
                 lane.skipped += 1
-            else:
-                self.dead_lettered += 1
         self._go_on(subscription)
 
     def _go_on(self, subscription: Subscription) -> None:

@@ -333,7 +333,9 @@ def running(admin: str) -> Iterator[Finding]:
         ready, failing = readiness(admin)
         now = scrape(admin)
     except QuintetError as error:
-        yield Finding("broker", "warn", f"no broker answers: {error}", "start it, or name its listener with --admin")
+        yield Finding(
+            "broker", "warn", f"no broker answers: {error.message}", "start it, or name its listener with --admin"
+        )
         return
     if ready:
         yield Finding("broker", "ok", f"{admin} is ready")

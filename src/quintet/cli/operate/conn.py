@@ -178,6 +178,9 @@ def explain(topic: str, place: str, console: str, ca: str | None, as_json: bool)
     if found["link"]:
         echo(f"audit chain: batch from offset {found['batch']} on, link {found['link']}")
     if not found["whole"]:
-        echo("there are more events than were looked at", err=True)
+        echo(
+            "the audit has more rows than were looked at: what came much later is missing (--json: whole = false)",
+            err=True,
+        )
     if not found["all"]:
         echo("deliveries to others are shown to administrators only", err=True)

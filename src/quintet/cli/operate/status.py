@@ -207,7 +207,7 @@ def _print(found: dict[str, object], change: Change) -> None:
     )
     echo(
         f"messages  in {rate('quintet_published_messages_total'):,.0f}/s, out {rate('quintet_delivered_messages_total'):,.0f}/s,"
-        f" in flight {now.one('quintet_in_flight_messages'):,.0f}, dead letters {now.one('quintet_dead_lettered_messages_total'):,.0f}"
+        f" in flight {now.one('quintet_in_flight_messages'):,.0f}, dead letters since its start {now.one('quintet_dead_lettered_messages_total'):,.0f}"
     )
     echo(f"topics    {now.one('quintet_topics'):,.0f}, groups {now.one('quintet_groups'):,.0f}")
     for _, line in group_lines(now)[:GROUPS_SHOWN]:
