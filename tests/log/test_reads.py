@@ -51,6 +51,18 @@ def test_the_pool_is_bounded() -> None:
         pool.take(PIECE_BYTES + SLACK_BYTES + 1)
 
 
+def test_buffers_that_nobody_takes_are_given_back() -> None:
+    pool = ReadBuffers()
+    buffer = pool.take(1000)
+    pool.give(buffer)
+    pool.release_idle()  # it was taken since the last call
+    assert pool.take(1000) is buffer
+    pool.give(buffer)
+    pool.release_idle()
+    pool.release_idle()
+    assert pool.take(1000) is not buffer
+
+
 @pytest.mark.parametrize("where", ["sim", "warm", "os"])
 def test_any_size_asked_for_gives_the_same_batches(where: str, tmp_path: Path) -> None:
     harness = Harness(OsDisk(), tmp_path / "data") if where == "os" else sim(where == "warm")

@@ -86,7 +86,9 @@ class Anchored:
     torn: int = 0
     damaged: int = 0  # lines that were passed over by a start
     time: int = 0
-    _places: dict[int, set[tuple[int, int]]] = field(default_factory=dict)  # of each topic: many are deleted
+    _places: dict[int, set[tuple[int, int]]] = field(
+        default_factory=dict
+    )  # beside a topic's first partition, if it has more
 
     @property
     def head(self) -> str:
@@ -100,7 +102,8 @@ class Anchored:
         self.keyed = self.keyed or bool(line.key)
         for topic_id, partition, next_offset, link in line.heads:
             self.deleted.discard(topic_id)
-            self._places.setdefault(topic_id, set()).add((topic_id, partition))
+            if partition:
+                self._places.setdefault(topic_id, set()).add((topic_id, partition))
             self.heads.setdefault((topic_id, partition), []).append((next_offset, link))
         for topic_id, partition, start in line.gone:
             if partition == ALL_PARTITIONS:
@@ -112,7 +115,7 @@ class Anchored:
 
     def _forget(self, topic_id: int) -> None:
         self.deleted.add(topic_id)
-        for place in self._places.pop(topic_id, ()):
+        for place in ((topic_id, 0), *self._places.pop(topic_id, ())):
             self.heads.pop(place, None)
             self.starts.pop(place, None)
 

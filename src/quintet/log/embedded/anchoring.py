@@ -17,16 +17,19 @@ from quintet.log import anchors
 from quintet.log.anchors import ALL_PARTITIONS, OLD_SUFFIX, Anchored, Gone, Heads
 from quintet.log.chain import key_name
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.place_rows import PlaceRows
 from quintet.log.embedded.partitions.links import ChainHead
 from quintet.log.embedded.partitions.roles import AnchoredPartition, place_number, place_of
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
+from quintet.model.batch import LINK_BYTES
 from quintet.model.errors import DataDirError
 
 HEADS_AT_ONCE_MAX: Final = 4096  # of one line; the others come with the next
 RETRY_US: Final = 1_000_000  # after a line that could not be written
 FRESH_SUFFIX: Final = ".tmp"
 OFFSET_BYTES: Final = 8  # of a packed head, before its link
+HEAD_BYTES: Final = OFFSET_BYTES + LINK_BYTES
 FILE_BYTES_MAX: Final = 16 * limits.MIB  # of each of the two files
 
 Then = Callable[[], None]
@@ -42,7 +45,7 @@ class Anchoring:
         self._bytes_max = file_bytes_max
         self._seq, self._prev = -1, ""
         self._position = 0
-        self._heads: dict[int, bytes] = {}  # the last one of each chain, by place_number, packed: there may be 100,000
+        self._heads = PlaceRows(HEAD_BYTES)  # the last one of each chain, packed: there may be 100,000
         self._starts: dict[tuple[int, int], int] = {}
         self._notes: Gone = []
         self._then: list[Then] = []
@@ -70,7 +73,9 @@ class Anchoring:
             raise DataDirError(f"{self._path}: cannot be used for anchors: {error.strerror or error}") from error
         self._seq, self._prev = found.seq, found.prev
         self._starts = found.starts
-        self._heads = {place_number(*place): _pack_head(*max(heads)) for place, heads in found.heads.items()}
+        self._heads.clear()
+        for place, heads in found.heads.items():
+            self._heads[place_number(*place)] = _pack_head(*max(heads))
         self.deleted = frozenset(found.deleted)
         if found.damaged:
             hint = "they do not count: quintet audit verify"
@@ -78,12 +83,12 @@ class Anchoring:
 
     def known_end(self, topic_id: int, partition: int) -> int:
         """The offset behind all that was anchored of a partition: none below it is given again. 0: nothing was."""
-        known = self._heads.get(place_number(topic_id, partition))
+        known = self._heads.find(place_number(topic_id, partition))
         return int.from_bytes(known[:OFFSET_BYTES], "little") if known is not None else 0
 
     def has(self, topic_id: int, partition: int, head: ChainHead) -> bool:
         """Is this very head the last one that was anchored?"""
-        known = self._heads.get(place_number(topic_id, partition))
+        known = self._heads.find(place_number(topic_id, partition))
         return known == head.next_offset.to_bytes(OFFSET_BYTES, "little") + head.link
 
     @property
@@ -128,7 +133,7 @@ class Anchoring:
             head = next_offset, link = partition.links.durable
             if next_offset == 0 or self.has(*place, head):
                 continue
-            known = self._heads.get(place_number(*place))
+            known = self._heads.find(place_number(*place))
             if known is not None and next_offset <= self.known_end(*place):
                 self._accuse(place, self.known_end(*place), next_offset)
                 continue
@@ -208,8 +213,8 @@ class Anchoring:
                 self._starts[topic_id, partition] = max(start, self._starts.get((topic_id, partition), 0))
         deleted = {topic_id for topic_id, partition, _ in notes if partition == ALL_PARTITIONS}
         if deleted:
-            kept = self._heads.items()
-            self._heads = {number: head for number, head in kept if place_of(number)[0] not in deleted}
+            for number in [number for number in self._heads if place_of(number)[0] in deleted]:
+                del self._heads[number]
             self._starts = {place: known for place, known in self._starts.items() if place[0] not in deleted}
 
     def _tell(self) -> None:
@@ -219,7 +224,8 @@ class Anchoring:
 
 
 def _pack_head(next_offset: int, link: str) -> bytes:
-    return next_offset.to_bytes(OFFSET_BYTES, "little") + bytes.fromhex(link)
+    """A link of another length, which only somebody else's line can have, is of no batch whatever it is made of."""
+    return (next_offset.to_bytes(OFFSET_BYTES, "little") + bytes.fromhex(link)).ljust(HEAD_BYTES, b"\0")[:HEAD_BYTES]
 
 
 def _unpack_head(packed: bytes) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from quintet import kernel
 from quintet.log.anchors import ALL_PARTITIONS
@@ -29,7 +29,6 @@ from quintet.log.embedded.partitions.lending import Lending
 from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
 from quintet.log.embedded.partitions.memory import MemoryPartition, MemoryTails
 from quintet.log.embedded.partitions.partition import FilePartition
-from quintet.log.embedded.partitions.roles import place_number
 from quintet.log.embedded.partitions.shared import Report, Shared
 from quintet.log.embedded.recovery import checkpoint, journal
 from quintet.log.embedded.recovery import directories as recovery
@@ -108,7 +107,6 @@ class EmbeddedLog:
         self.stages: FileStages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
-        self._entries: dict[int, bytes] = {}  # by place_number
         self._known_damage: set[tuple[str, int]] = set()
         self._accepted: dict[
             tuple[str, int], int
@@ -167,8 +165,6 @@ class EmbeddedLog:
             raise DataDirError(f"{directory}: cannot be used as a data directory: {error.strerror or error}") from error
         for name in self._checkpoint.rejected:
             self._report("checkpoint_rejected", {"file": f"{directory}/{name}"})
-        marks = self._checkpoint.marks.items()
-        self._entries = {place_number(*key): checkpoint.pack_entry(*key, mark) for key, mark in marks}
         self._load_known_damage(known)
 
     def _make_durable(self, journaled: bool) -> None:
@@ -354,7 +350,7 @@ class EmbeddedLog:
             opened = self._topics[spec.id] = opened[:]  # a list that grew has room for four
         if spec.durability == "memory":
             return [self._current(partition) for partition in opened]
-        return list(opened)
+        return cast(list[Partition], opened)  # the same one: nobody changes it, and there may be 100,000
 
     @staticmethod
     def _current(partition: MemoryPartition | FilePartition) -> Partition:
@@ -364,10 +360,7 @@ class EmbeddedLog:
 
     def _open_partition(self, spec: TopicSpec, number: int) -> FilePartition:
         directory = self._path(spec.id, number)
-        marks = self._checkpoint.marks
-        mark = marks.pop((spec.id, number), None)  # it is needed only here, and they may be many
-        if mark is not None and not marks:
-            marks.clear()  # the last one: give back the room for all
+        mark = self._checkpoint.marks.get((spec.id, number))
         floor = self._anchors.known_end(spec.id, number) if self._anchors is not None else 0
         owner, refilled = Owner(spec.id, number, spec.name), self.is_refilled
         strict = spec.is_strict and not refilled
@@ -452,7 +445,7 @@ class EmbeddedLog:
         self._checkpoint_owed = True
         numbers = range(len(partitions)) if partitions else range(limits.PARTITIONS_MAX)
         for number in numbers:
-            self._entries.pop(place_number(topic_id, number), None)
+            self._checkpoint.marks.forget(topic_id, number)
         waiting = len(partitions)
 
         def one_down() -> None:
@@ -532,6 +525,7 @@ class EmbeddedLog:
         if monotonic - self._last_retention >= RETENTION_INTERVAL_US:
             self._last_retention = monotonic
             self._disk.close_packs()
+            self._shared.read_buffers.release_idle()
             if self._is_ours():
                 self._look_at_the_disk()
             if not self._retaining:
@@ -593,16 +587,15 @@ class EmbeddedLog:
         moved, self._shared.marks_moved = self._shared.marks_moved, set()
         for partition in moved:
             if partition.mark is not None and partition.topic_id in self._topics:
-                key = (partition.topic_id, partition.number)
-                self._entries[place_number(*key)] = checkpoint.pack_entry(*key, partition.mark)
+                self._checkpoint.marks.set(partition.topic_id, partition.number, partition.mark)
         generation = self._checkpoint.generation + 1
         name = checkpoint.NAMES[self._checkpoint.name == checkpoint.NAMES[0]]
-        entries = list(self._entries.values())
+        entries = self._checkpoint.marks.entries.joined()
         if (
             self._last_topic_id and self._last_topic_id not in self._topics
         ):  # deleted: this is what remembers the number
-            entries.append(checkpoint.pack_entry(self._last_topic_id, 0, Mark(0, HEADER_BYTES, 0)))
-        data = checkpoint.pack(generation, clean, b"".join(entries))
+            entries += checkpoint.pack_entry(self._last_topic_id, 0, Mark(0, HEADER_BYTES, 0))
+        data = checkpoint.pack(generation, clean, entries)
         self._writing_checkpoint = True
         self._checkpoint_owed = False
         work = partial(checkpoint.store, self._disk, self._directory, name, data)

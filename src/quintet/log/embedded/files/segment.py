@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
 from quintet import kernel
 from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.model import limits
@@ -277,32 +279,30 @@ def parse_index(data: bytes, seed: int) -> tuple[Index, int, int] | None:
     return index, segment_end, next_offset
 
 
-class Segment:
-    """What the loop thread knows about one file. `end` and `next_offset` cover what is committed."""
+class Segment(msgspec.Struct, eq=False, gc=False):
+    """What the loop thread knows about one file. `end` and `next_offset` cover what is committed. It is part of no cycle, so the
+    collector need not know it: there may be 100,000."""
 
-    __slots__ = (
-        "allocated", "base", "begun", "chain", "compacted", "created", "directory", "end", "handle", "index", "journaled",
-        "max_timestamp", "named", "next_offset", "packed", "seed",
-    )  # fmt: skip
+    directory: str
+    base: int
+    seed: int
+    index: Index | None = msgspec.field(default_factory=Index)  # None: there is a file, and its index is not known yet
+    next_offset: int = -1  # the base, until it is known
+    begun: int = 0  # when the file was made: no record in it is older; 0: unknown
+    chain: ChainStart = UNCHAINED
+    end: int = HEADER_BYTES
+    allocated: int = HEADER_BYTES  # zero-filled and durable up to here
+    handle: int = -1  # open for writing, or -1
+    created: bool = False  # the file is there
+    named: bool = False  # and a power cut does not take its name: DirectorySync.sync was called
+    max_timestamp: int = -1  # unknown
+    compacted: bool = False
+    packed: bool = False  # in a pack, with others: it does not grow beyond its room (packs.py)
+    journaled: bool = False  # the journal has its beginning: a replay makes it anew
 
-    def __init__(self, directory: str, base: int, seed: int, opened: bool = False) -> None:
-        """opened: there is one, and its index is not known yet."""
-        self.directory = directory
-        self.base = base
-        self.begun = 0  # when the file was made: no record in it is older; 0: unknown
-        self.seed = seed
-        self.chain = UNCHAINED
-        self.end = HEADER_BYTES
-        self.next_offset = base
-        self.allocated = HEADER_BYTES  # zero-filled and durable up to here
-        self.index: Index | None = None if opened else Index()
-        self.handle = -1  # open for writing, or -1
-        self.created = False  # the file is there
-        self.named = False  # and a power cut does not take its name: DirectorySync.sync was called
-        self.max_timestamp = -1  # unknown
-        self.compacted = False
-        self.packed = False  # in a pack, with others: it does not grow beyond its room (packs.py)
-        self.journaled = False  # the journal has its beginning: a replay makes it anew
+    def __post_init__(self) -> None:
+        if self.next_offset < 0:
+            self.next_offset = self.base
 
     @property
     def path(self) -> str:

@@ -204,7 +204,7 @@ def _same_kind(kind: int, key_id: int) -> ChainStart:
 
 def _packed(directory: str, seed: int, chain: ChainStart, created: int) -> Segment:
     """chain: without the link before the first batch, which only the header needs."""
-    segment = Segment(directory, 0, seed, opened=True)
+    segment = Segment(directory, 0, seed, None)
     segment.created = segment.named = segment.packed = True
     segment.chain, segment.begun = chain, created
     segment.allocated = PACKED_BYTES
@@ -234,7 +234,7 @@ def _remove_leftovers(disk: Disk, directory: str) -> None:
 def _open_segment(
     disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, owner: Owner, opened: Opened, refilled: bool
 ) -> Segment | None:
-    segment = Segment(directory, base, 0, opened=True)
+    segment = Segment(directory, base, 0, None)
     segment.created = True
     segment.named = mark is not None and base <= mark.segment
     handle = disk.open(segment.path)
