@@ -84,7 +84,6 @@ class FollowedTopics(Topics):
         super().__init__(log, table, options.topics, options.entropy)
         self._replica = log
         self._rows = table
-        self._numbers: dict[int, int] = {}
         self._late: dict[bytes, TopicRow] = {}  # rows of topics whose files are not there: they were deleted meanwhile
         list(table.take_rows())  # from here on it keeps none: a topic has what its row said
 
@@ -100,14 +99,14 @@ class FollowedTopics(Topics):
                 self._take(key, row)
 
     def _take(self, key: bytes, row: TopicRow) -> None:
-        spec = spec_of(row, self._policy.rule_for(row.name).memory_bytes, self._numbers)
+        spec = spec_of(row, self._policy.rule_for(row.name).memory_bytes, self._same)
         before = self._by_name.get(key)
         if before is not None:
             before.spec = spec
             return
         partitions = self._replica.partitions_of(row.id)
         if partitions:
-            self._enter(self._make(spec, partitions, self._policy, True, self._log.tails, self._is_low))
+            self._enter(self._make(spec, partitions, self._common, True))
         else:
             self._late[key] = row
 

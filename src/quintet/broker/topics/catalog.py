@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -23,7 +23,7 @@ from quintet.broker.table import Table
 from quintet.broker.topics.folders import folders_without_row
 from quintet.broker.topics.names import CACHE_PREFIX, check_name, refuse_cache, tenant_of
 from quintet.broker.topics.policy import TopicPolicy
-from quintet.broker.topics.specs import TopicRow, as_cache, given, is_cache, row_of, spec_of
+from quintet.broker.topics.specs import SameValues, TopicRow, as_cache, given, is_cache, row_of, spec_of
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
@@ -59,51 +59,49 @@ STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behi
 NO_SUBSCRIPTIONS: frozenset[Subscription] = frozenset()
 
 
+class TopicCommon(NamedTuple):
+    """What all topics of a broker share: one reference in each of 100,000. low: why only the broker's own tables may grow now."""
+
+    policy: TopicPolicy
+    tails: kernel.Tails[RecordBatch]
+    low: Low
+
+
 class Topic:
     """An open topic. `publish` is the broker's end of the hot path."""
 
     __slots__ = (
         "_after",
+        "_common",
         "_gone",
         "_handle",
-        "_low",
         "_next",
-        "_policy",
         "_published",
         "_room",
-        "_tails",
         "_unready",
-        "name",
         "partitions",
         "raw",
         "spec",
         "subscriptions",
     )
 
-    def __init__(
-        self,
-        spec: TopicSpec,
-        partitions: list[Partition],
-        policy: TopicPolicy,
-        ready: bool,
-        tails: kernel.Tails[RecordBatch],
-        low: Low = lambda: None,
-    ) -> None:
-        self.name = spec.name
+    def __init__(self, spec: TopicSpec, partitions: list[Partition], common: TopicCommon, ready: bool) -> None:
         self.raw = spec.name.encode()
         self.spec = spec
         self.partitions = partitions
         self.subscriptions: Set[Subscription] = NO_SUBSCRIPTIONS  # as most topics have: no set until there is one
         self._published = 0
-        self._tails = tails
         self._handle: int | None = None
-        self._policy = policy
-        self._low = low
+        self._common = common
         self._next = 0
         self._room = 0  # records that may still come before the queues must be looked at again
         self._gone: Exception | None = None
         self._unready: list[tuple[bytearray, Appended | None, int]] | None = None if ready else []
         self._after: list[Callable[[Exception | None], None]] | tuple[()] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
 
     @property
     def in_memory(self) -> bool:
@@ -122,7 +120,7 @@ class Topic:
     @property
     def published(self) -> int:
         """Records, since the start."""
-        return self._published + (self._tails.published(self._handle) if self._handle is not None else 0)
+        return self._published + (self._common.tails.published(self._handle) if self._handle is not None else 0)
 
     @property
     def direct(self) -> int | None:
@@ -141,19 +139,19 @@ class Topic:
             found = (partition.loan if lent else partition.tail for partition in self.partitions)
             slots = [slot for slot in found if slot is not None]
             if len(slots) == len(self.partitions):
-                self._handle = self._tails.add_topic(slots, lent)
+                self._handle = self._common.tails.add_topic(slots, lent)
         return self._handle
 
     @property
     def bounded(self) -> bool:
         """Does a publish that must be kept ask its queues for room first?"""
-        return bool(self._policy.queue_messages_max and self.subscriptions)
+        return bool(self._common.policy.queue_messages_max and self.subscriptions)
 
     def close_direct(self) -> None:
         """From now on every publish is looked at here."""
         if self._handle is not None:
-            self._published += self._tails.published(self._handle)
-            self._tails.remove_topic(self._handle)
+            self._published += self._common.tails.published(self._handle)
+            self._common.tails.remove_topic(self._handle)
             self._handle = None
 
     @property
@@ -211,7 +209,7 @@ class Topic:
         partition = self.partition(number, writing=True)
         if self._gone is not None:
             self._refuse()
-        failure = partition.failure or (None if self.in_memory else self._low())
+        failure = partition.failure or (None if self.in_memory else self._common.low())
         if failure is not None:
             kind = StorageFull if isinstance(failure, StorageFull) else StorageError
             raise kind(f"partition {number} of topic {self.name!r} takes no appends: {message_of(failure)}")
@@ -276,7 +274,7 @@ class Topic:
 
     def _look_for_room(self, count: int) -> int:
         """Records that every queue on this topic can still hold: QueueFull if that is less than `count`."""
-        maximum = self._policy.queue_messages_max
+        maximum = self._common.policy.queue_messages_max
         room = maximum
         for subscription in self.subscriptions:
             if subscription.qos:
@@ -333,7 +331,7 @@ class CacheTopic(Topic):
         Topic.publish(self, batch, count, False, done, 0)
 
 
-MakeTopic = Callable[[TopicSpec, list[Partition], TopicPolicy, bool, kernel.Tails[RecordBatch], Low], Topic]
+MakeTopic = Callable[[TopicSpec, list[Partition], TopicCommon, bool], Topic]
 
 
 class Topics:
@@ -348,7 +346,8 @@ class Topics:
         self._table = table
         self._policy = policy
         self._entropy = entropy
-        self._is_low: Low = self._low  # one for all topics
+        self._same = SameValues()
+        self._common = TopicCommon(policy, log.tails, self._low)
         self._by_name: dict[bytes, Topic] = {}
         self._of_tenant: Counter[str] = Counter()
         self._of_owner: Counter[str] = Counter()
@@ -360,13 +359,12 @@ class Topics:
 
     def load(self) -> None:
         """Open every topic that `__topics` knows. One from before topics had an identity gets it now."""
-        same: dict[int, int] = {}  # most rows have the same numbers: one object for all
         for row in self._table.take_rows():
             if not row.identity:
                 row = msgspec.structs.replace(row, identity=self._new_identity())
                 with suppress(StorageError):  # a full disk: it has this one until the next start
                     self._table.put(row.name.encode(), row)
-            spec = spec_of(row, self._policy.rule_for(row.name).memory_bytes, same)
+            spec = spec_of(row, self._policy.rule_for(row.name).memory_bytes, self._same)
             self._last_id = max(self._last_id, row.id)
             self._enter(self._open(spec, ready=True))
 
@@ -396,7 +394,7 @@ class Topics:
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
         make = CacheTopic if is_cache(spec) else self._make
-        return make(spec, self._log.open_topic(spec), self._policy, ready, self._log.tails, self._is_low)
+        return make(spec, self._log.open_topic(spec), self._common, ready)
 
     def _enter(self, topic: Topic) -> None:
         self.changes += 1
@@ -676,7 +674,7 @@ class Topics:
         )
         spec = change(spec) if change else spec
         if owner:
-            spec = replace(spec, extra={**spec.extra, EXTRA_OWNER: owner})
+            spec = replace(spec, extra=self._same.extra({**spec.extra, EXTRA_OWNER: owner}))
         topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:

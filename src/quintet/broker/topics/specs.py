@@ -11,7 +11,8 @@ from quintet.log.base import Durability, TopicSpec
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
 
-NO_EXTRA: dict[str, str] = {}  # of most topics. Nothing is ever put into it: another one takes its place
+NO_EXTRA: dict[str, str] = {}
+EXTRAS_MAX = 1_000  # kept for topics to come
 
 
 class TopicRow(msgspec.Struct, frozen=True):
@@ -56,23 +57,39 @@ def row_of(spec: TopicSpec) -> TopicRow:
     return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
 
 
-def spec_of(row: TopicRow, memory_bytes: int, same: dict[int, int]) -> TopicSpec:
-    """same: numbers that other rows had."""
-    partitions, retention_us, retention_bytes, segment_bytes = [
-        same.setdefault(number, number)
-        for number in (row.partitions, row.retention_us, row.retention_bytes, row.segment_bytes)
-    ]
+class SameValues:
+    """What rows before had: most topics have the same numbers, and the same owner, so one object serves all of them."""
+
+    __slots__ = ("_extras", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._extras: dict[tuple[tuple[str, str], ...], dict[str, str]] = {(): NO_EXTRA}
+
+    def number(self, number: int) -> int:
+        return self._numbers.setdefault(number, number)
+
+    def extra(self, extra: dict[str, str]) -> dict[str, str]:
+        """Nothing is ever put into what this returns: another one takes its place."""
+        key = tuple(extra.items())
+        if len(self._extras) >= EXTRAS_MAX:  # queues have a key each
+            return self._extras.get(key, extra)
+        return self._extras.setdefault(key, extra)
+
+
+def spec_of(row: TopicRow, memory_bytes: int, same: SameValues) -> TopicSpec:
+    number = same.number
     spec = TopicSpec(
         id=row.id,
         name=row.name,
-        partitions=partitions,
+        partitions=number(row.partitions),
         durability=row.durability,
-        retention_us=retention_us,
-        retention_bytes=retention_bytes,
+        retention_us=number(row.retention_us),
+        retention_bytes=number(row.retention_bytes),
         compact=row.compact,
-        segment_bytes=segment_bytes,
+        segment_bytes=number(row.segment_bytes),
         memory_bytes=memory_bytes,
-        extra=row.extra or NO_EXTRA,
+        extra=same.extra(row.extra),
         identity=row.identity,
     )
     return replace(spec, tombstone_us=CACHE_TOMBSTONE_US) if is_cache(spec) else spec

@@ -1,11 +1,8 @@
 """Defines TracedTopic: a topic of a broker that follows sampled messages. Without telemetry there is none of them."""
 
-from quintet import kernel
-from quintet.broker.topics.catalog import ANY, Low, Topic
-from quintet.broker.topics.policy import TopicPolicy
+from quintet.broker.topics.catalog import ANY, Topic, TopicCommon
 from quintet.delivery.traces import Traces
 from quintet.log.base import Appended, Partition, TopicSpec
-from quintet.model.batch import RecordBatch
 
 
 class TracedTopic(Topic):
@@ -15,16 +12,9 @@ class TracedTopic(Topic):
     __slots__ = ("_traces",)
 
     def __init__(
-        self,
-        traces: Traces,
-        spec: TopicSpec,
-        partitions: list[Partition],
-        policy: TopicPolicy,
-        ready: bool,
-        tails: kernel.Tails[RecordBatch],
-        low: Low,
+        self, traces: Traces, spec: TopicSpec, partitions: list[Partition], common: TopicCommon, ready: bool
     ) -> None:
-        super().__init__(spec, partitions, policy, ready, tails, low)
+        super().__init__(spec, partitions, common, ready)
         self._traces = traces
 
     def publish(
