@@ -34,6 +34,7 @@ HISTORIES_MAX: Final = 2_000  # those that changed last
 SAMPLE_BYTES: Final = 32 << 10  # read of one partition in one walk
 SAMPLE_TOPICS_MAX: Final = 500  # looked into in one walk
 DISK_LOOKS_MAX: Final = 10  # topics whose last records are read from disk, in one walk
+IDLE_TOPICS_MAX: Final = 2_000  # with figures although nothing came to them since the start
 LAST_RECORDS: Final = 100  # looked at of a topic that nobody looked at before
 PRODUCERS_OF_TOPIC_MAX: Final = 100
 FORGET_S: Final = 900.0  # a producer that was not seen for so long
@@ -68,7 +69,7 @@ class Producer:
     records: int = 0  # that were looked at
 
 
-# Of topics that nobody looked into yet, as most of very many are. Nothing is ever put into these.
+# Of topics that nobody looked into yet. Nothing is ever put into these.
 NO_PRODUCERS: Final[dict[str, Producer]] = {}
 NOT_LOOKED: Final[list[int]] = []
 
@@ -170,21 +171,24 @@ class Sampler:
             self._look(topic, figures, growth, seconds)
 
     def _figures(self) -> Steps[list[tuple[Topic, TopicFigures, int, float]]]:
-        """The counters of everything; topics that grew, or that nobody looked into."""
+        """The counters of everything; topics that grew, or that nobody looked into. Of very many topics most are idle and
+        have no figures: the first message that comes to one gives it some, and counts, because there was none before."""
         passed, wall = self._elapsed(), self._broker.scheduler.now() / 1e6
         seconds = passed - self._walked if self._walked else 0.0
         fresh: dict[str, TopicFigures] = {}
-        grown = []
+        grown: list[tuple[Topic, TopicFigures, int, float]] = []
         total = 0.0
         for topic in self._broker.topics.all():
-            figures = self.topics.get(topic.name)
-            new = figures is None
+            figures, published = self.topics.get(topic.name), topic.published
+            if figures is None and not published and (len(grown) >= SAMPLE_TOPICS_MAX or len(fresh) >= IDLE_TOPICS_MAX):
+                yield
+                continue
+            size = size_of(topic)
             if figures is None:
-                figures = TopicFigures(published=topic.published)
-            published, size = topic.published, sum(p.bytes_from(p.start) for p in topic.partitions)
+                figures = TopicFigures(published=published if not seconds else 0, bytes=size)
             growth = published - figures.published
-            figures.rate = max(growth, 0) / seconds if seconds and not new else 0.0
-            figures.byte_rate = max(size - figures.bytes, 0) / seconds if seconds and not new else 0.0
+            figures.rate = max(growth, 0) / seconds if seconds else 0.0
+            figures.byte_rate = max(size - figures.bytes, 0) / seconds if seconds else 0.0
             figures.published, figures.bytes = published, size
             total += figures.rate
             fresh[topic.name] = figures
@@ -314,6 +318,11 @@ class Sampler:
         known.seen = max(known.seen, time)
         known.records += count
         return known
+
+
+def size_of(topic: Topic) -> int:
+    """Bytes of its records, on disk or in memory."""
+    return sum(partition.bytes_from(partition.start) for partition in topic.partitions)
 
 
 def origins_of(batch: RecordBatch) -> Counter[str]:

@@ -9,7 +9,7 @@ from quintet.broker.slices import Steps
 from quintet.broker.topics.catalog import Topic
 from quintet.console.call import Call, Operation
 from quintet.console.paging import PAGE_MAX, List, arranged, folded, has, page
-from quintet.console.sampler import TopicFigures
+from quintet.console.sampler import TopicFigures, size_of
 from quintet.model.errors import BadRequest
 from quintet.model.tasks import Promise
 
@@ -82,7 +82,7 @@ def _names(call: Call, ask: Topics) -> Steps[list[tuple[float, str]]]:
             if sort == "rate":
                 key = known.rate
             elif sort == "bytes":
-                key = known.bytes
+                key = size_of(topic)
             elif sort == "records":
                 key = sum(partition.visible - partition.start for partition in topic.partitions)
             elif sort == "partitions":
@@ -134,7 +134,7 @@ def _row(call: Call, topic: Topic) -> dict[str, object]:
         "retention_bytes": spec.retention_bytes,
         "compact": spec.compact,
         "records": sum(partition.visible - partition.start for partition in topic.partitions),
-        "bytes": known.bytes,
+        "bytes": size_of(topic),
         "rate": round(known.rate, 1),
         "groups": len(call.broker.groups.of_topic(topic.name)),
         "subscriptions": len(topic.subscriptions),
