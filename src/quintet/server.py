@@ -51,7 +51,7 @@ from quintet.net.output import OutputBudget
 from quintet.net.quic.listener import QuicConnection, QuicListener
 from quintet.net.tls import load_into, server_context
 from quintet.net.turns import Turns
-from quintet.process import leave_at_once, notify, raise_open_files, runner
+from quintet.process import give_back_memory, leave_at_once, notify, raise_open_files, runner
 from quintet.protocols.doors import DOORS, Doors, origins
 from quintet.protocols.fast.door import FAST
 from quintet.protocols.felix.door import FELIX
@@ -433,6 +433,7 @@ class Server:
         if (quiet and since >= COLLECT_IDLE_US) or since >= COLLECT_LATEST_US:
             self._collected_at = monotonic
             gc.collect()
+            give_back_memory()
 
     def _renew_certificate(self) -> None:
         try:
@@ -539,6 +540,7 @@ def _quiet_the_collector() -> None:
     collection waits for a quiet moment (`Server._collect_when_idle`). Closed connections leave no cycles behind."""
     gc.collect()
     gc.freeze()
+    give_back_memory()
     gc.set_threshold(COLLECT_YOUNG_OBJECTS, 1_000_000, 1_000_000)
 
 
