@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quintet.admin import listener
+from quintet.admin import http
 from quintet.admin.app import OnDemand, create_app
 from quintet.admin.health import Check
 from quintet.admin.listener import HttpServer, serve_http
@@ -174,6 +174,7 @@ def test_a_badly_named_metric_is_our_fault(family: Family, why: str) -> None:
 async def test_signal_handlers_stay_the_brokers(broker: Broker) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     server = await serve_http(create_app(broker, broker), "127.0.0.1", 0)
+    assert (await get(server, "/livez")).status_code == 200
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     await server.stop()
 
@@ -185,6 +186,39 @@ async def test_stop_closes_the_port_and_can_be_repeated(broker: Broker) -> None:
     assert not server.accepting
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def test_stop_ends_a_listener_that_was_used(admin: HttpServer) -> None:
+    assert (await get(admin, "/livez")).status_code == 200
+    await admin.stop()
+    assert not admin.accepting
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", admin.port)
+
+
+async def test_stop_while_the_server_is_loaded_ends_the_listener(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    load = HttpServer._load
+
+    def slow(server: HttpServer) -> http.Embedded:
+        loading.set()
+        go_on.wait(60)
+        return load(server)
+
+    monkeypatch.setattr(HttpServer, "_load", slow)
+    server = await serve_http(create_app(broker, broker), "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await asyncio.to_thread(loading.wait, 60)
+    stopped = asyncio.create_task(server.stop())
+    await asyncio.sleep(0)
+    assert not server.accepting
+    go_on.set()
+    await stopped
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", server.port)
+    writer.close()
 
 
 async def test_an_address_in_use_is_named(broker: Broker) -> None:
@@ -206,7 +240,7 @@ async def opened(admin: HttpServer) -> tuple[asyncio.StreamReader, asyncio.Strea
 async def test_one_address_has_a_bounded_number_of_connections(
     admin: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "CONNECTIONS_PER_ADDRESS_MAX", 3)
+    monkeypatch.setattr(http, "CONNECTIONS_PER_ADDRESS_MAX", 3)
     held = [await opened(admin) for _ in range(3)]
     reader, writer = await opened(admin)
     assert (await reader.read()).startswith(b"HTTP/1.1 429 ")
@@ -232,7 +266,7 @@ async def test_one_address_has_a_bounded_number_of_connections(
 async def test_who_does_not_finish_a_request_is_cut(
     admin: HttpServer, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(listener, "EXCHANGE_S", 0.2)
+    monkeypatch.setattr(http, "EXCHANGE_S", 0.2)
     reader, writer = await opened(admin)
     writer.write(said)
     async with asyncio.timeout(60):
@@ -243,7 +277,7 @@ async def test_who_does_not_finish_a_request_is_cut(
 
 
 async def test_who_drips_bytes_behind_an_answer_is_cut(admin: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "EXCHANGE_S", 0.5)
+    monkeypatch.setattr(http, "EXCHANGE_S", 0.5)
     reader, writer = await opened(admin)
     writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readuntil(b"alive\n")).startswith(b"HTTP/1.1 200 ")
@@ -257,7 +291,7 @@ async def test_who_drips_bytes_behind_an_answer_is_cut(admin: HttpServer, monkey
 
 
 async def test_a_connection_that_is_used_is_kept(admin: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "EXCHANGE_S", 2.0)
+    monkeypatch.setattr(http, "EXCHANGE_S", 2.0)
     reader, writer = await opened(admin)
     for _ in range(4):
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")

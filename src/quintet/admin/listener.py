@@ -1,184 +1,82 @@
-"""Runs uvicorn inside the broker's own loop: it gets a bound socket, and no say over signals or the process's life.
+"""Listens for HTTP and loads the server behind it (http.py) when the first connection comes.
 
-Strangers are bounded: one address has CONNECTIONS_PER_ADDRESS_MAX connections, and from the connection, or from the answer before,
-to the end of the next answer EXCHANGE_S seconds. So neither silence, nor a request that comes a byte at a time, nor an answer that
-nobody reads keeps a connection. An application that knows who asks may answer for longer: `scope["state"]["connection"].stream()`.
+uvicorn is six hundredths of a start, and a broker that nobody asks for its health or its figures has no use for it. The socket
+listens from the start on, so whoever comes first waits in its backlog for the 25 ms that the import takes, in a thread.
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
-
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from typing import TYPE_CHECKING
 
 from quintet.admin.app import App
 
+if TYPE_CHECKING:
+    from quintet.admin.http import Embedded
+
 BACKLOG = 128
-KEEP_ALIVE_S = 5
-TICK_S = 1.0  # how often the Date header is made anew
-CONCURRENT_REQUESTS_MAX = 256
-CONNECTIONS_PER_ADDRESS_MAX = 64
-EXCHANGE_S = 10.0
-STOP_S = 2  # open requests get this long when the broker stops
-
-
-_REFUSAL: Final = (
-    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%b"
-)
-
-
-class _Bounded(H11Protocol):
-    """One connection over HTTP. `addresses` counts those of the listener it belongs to."""
-
-    addresses: Counter[str]
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._limit: asyncio.TimerHandle | None = None
-        self.app_state = {**self.app_state, "connection": self}
-
-    def stream(self) -> None:
-        """This answer lasts as long as its reader takes it: the application ends it."""
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]) if isinstance(peer, tuple) else "local"
-        self.addresses[self._address] += 1
-        self._refused = self.addresses[self._address] > CONNECTIONS_PER_ADDRESS_MAX
-        if self._refused:
-            text = f"more than {CONNECTIONS_PER_ADDRESS_MAX} connections of {self._address}\n".encode()
-            transport.write(_REFUSAL % (len(text), text))
-            transport.close()
-            return
-        super().connection_made(transport)
-        self._await_answer()
-
-    def _await_answer(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-        self._limit = self.loop.call_later(EXCHANGE_S, self.transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
-
-    def eof_received(self) -> None:
-        if not self._refused:
-            super().eof_received()
-
-    def on_response_complete(self) -> None:
-        self._await_answer()
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.addresses[self._address] -= 1
-        if not self.addresses[self._address]:
-            del self.addresses[self._address]
-        if self._limit is not None:
-            self._limit.cancel()
-        if not self._refused:
-            super().connection_lost(exc)
-
-
-class _Embedded(uvicorn.Server):
-    """uvicorn's server, with the broker's signal handlers left alone and a way to wait for the start."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-        self.stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
-
-    async def main_loop(self) -> None:
-        """uvicorn's own looks ten times a second whether it should stop."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), TICK_S)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's own sleeps 0.1 s for the connections, also if there are none."""
-        if self.server_state.connections or self.server_state.tasks:
-            await super().shutdown(sockets)
-            return
-        for server in self.servers:
-            server.close()
-            await server.wait_closed()
-        for bound in sockets or []:
-            bound.close()
 
 
 class HttpServer:
-    """A running listener over HTTP. `address` is what --print-ready reports."""
+    """A listener over HTTP. `address` is what --print-ready reports."""
 
-    def __init__(self, server: _Embedded, bound: socket.socket, name: str) -> None:
+    def __init__(self, app: App, bound: socket.socket, name: str, tls: ssl.SSLContext | None) -> None:
         host, port = bound.getsockname()[:2]
         self.port: int = port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._server = server
-        self._task = asyncio.create_task(server.serve(sockets=[bound]), name=name)
+        self._app, self._bound, self._name, self._tls = app, bound, name, tls
+        self._server: Embedded | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        bound.listen(BACKLOG)
+        try:
+            asyncio.get_running_loop().add_reader(bound, self._first_came)
+        except NotImplementedError:  # asyncio's own loop on Windows
+            self._begin()
 
     @property
     def accepting(self) -> bool:
-        return self._server.started and not self._server.should_exit and not self._task.done()
+        return not self._stopping and (self._task is None or not self._task.done())
 
-    async def _started(self) -> None:
-        up = asyncio.create_task(self._server.up.wait())
-        await asyncio.wait({up, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            up.cancel()
-            self._task.result()
-            raise RuntimeError(f"the {self._task.get_name()} listener ended while it started")
+    def _first_came(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._bound)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._serve(), name=self._name)
+
+    async def _serve(self) -> None:
+        server = await asyncio.get_running_loop().run_in_executor(None, self._load)
+        if self._stopping:
+            self._bound.close()
+            return
+        self._server = server
+        await server.serve(sockets=[self._bound])
+
+    def _load(self) -> "Embedded":
+        from quintet.admin.http import embed  # late: see above
+
+        return embed(self._app, self._tls)
 
     async def stop(self) -> None:
-        """Stop accepting, give open requests STOP_S seconds, then close. Safe to call twice."""
-        self._server.should_exit = True
-        self._server.stopping.set()
+        """Stop accepting, give open requests http.STOP_S seconds, then close. Safe to call twice."""
+        first, self._stopping = not self._stopping, True
+        if self._task is None:
+            if first:
+                asyncio.get_running_loop().remove_reader(self._bound)
+                self._bound.close()
+            return
+        if self._server is not None:
+            self._server.should_exit = True
+            self._server.stopping.set()
         await self._task
 
 
 async def serve_http(
     app: App, host: str, port: int, *, name: str = "admin", tls: ssl.SSLContext | None = None
 ) -> HttpServer:
-    """Bind, start, and return once requests are accepted. OSError if the address cannot be bound."""
-
-    class Bounded(_Bounded):
-        addresses = Counter()  # noqa: RUF012 (one for each listener)
-
-    config = uvicorn.Config(
-        app,
-        loop="none",
-        http=Bounded,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S,
-        limit_concurrency=CONCURRENT_REQUESTS_MAX,
-    )
-    config.load()
-    config.ssl = tls
-    bound = await _bind(host, port)
-    server = HttpServer(_Embedded(config), bound, name)
-    await server._started()
-    return server
+    """Bind and listen: from now on connections are taken. OSError if the address cannot be bound."""
+    return HttpServer(app, await _bind(host, port), name, tls)
 
 
 async def _bind(host: str, port: int) -> socket.socket:
