@@ -18,7 +18,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintet.admin.app import App
-from quintet.admin.listener import BACKLOG
 
 KEEP_ALIVE_S = 5
 TICK_S = 1.0  # how often the Date header is made anew
@@ -118,7 +117,7 @@ class Embedded(uvicorn.Server):
             bound.close()
 
 
-def embed(app: App, tls: ssl.SSLContext | None) -> Embedded:
+def embed(app: App, tls: ssl.SSLContext | None, backlog: int) -> Embedded:
     """A server for this application. `serve(sockets=...)` runs it."""
 
     class Bounded(_Bounded):
@@ -133,7 +132,7 @@ def embed(app: App, tls: ssl.SSLContext | None) -> Embedded:
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=backlog,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,
         limit_concurrency=CONCURRENT_REQUESTS_MAX,

@@ -56,7 +56,7 @@ class HttpServer:
     def _load(self) -> "Embedded":
         from quintet.admin.http import embed  # late: see above
 
-        return embed(self._app, self._tls)
+        return embed(self._app, self._tls, BACKLOG)
 
     async def stop(self) -> None:
         """Stop accepting, give open requests http.STOP_S seconds, then close. Safe to call twice."""
