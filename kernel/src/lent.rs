@@ -2,13 +2,14 @@
 //!
 //! A loan is where the next batch of a partition goes: offset, place in the segment, link. While it lasts a door appends to any
 //! number of partitions in one call, and one call at the end of the turn (`seal`) merges, links and checksums what they got
-//! and says what to write: the places in the segments, and the entries and batches of one record of the journal. When that is
-//! written, `commit` keeps the batches for readers. Whatever has a decision in it (no room, a roll, a failure, a stop) is Python's:
+//! and says what to write: the entries and batches of one record of the journal, and places in segments. What is in the
+//! journal need not be in its segment yet (`late`): it is written there later, in larger pieces. When the record is written,
+//! `commit` keeps the batches for readers. Whatever has a decision in it (no room, a roll, a failure, a stop) is Python's:
 //! `recall` gives back everything, also what is being written. No I/O, no clock. `pure_lent.py` is the same in Python, and
 //! the specification.
 //!
 //!     lend -> append -> pending --seal--> flight --commit--> kept --(bound of all)--> dropped, oldest first
-//!                          +------ recall -----+
+//!                          +------ recall -----+        +--> late --(next place, or take_late)--> in the segment
 
 use crate::batch::{self, LINK_BYTES};
 use crate::merging::{group_end, merged};
@@ -38,6 +39,7 @@ struct Flight {
     buffers: Vec<Py<PyByteArray>>,
     waiting: Vec<Pending>,
     owed: usize,
+    placed: bool, // it goes to its segment now, with all that is late
 }
 
 /// Where the next batch goes. `limit`: how far the segment may be written.
@@ -58,6 +60,9 @@ struct Loan {
     pending: Vec<Pending>,
     owed: usize, // bytes as they were appended
     flight: Option<Flight>,
+    written: u64,               // the segment has everything before this position
+    late: Vec<Py<PyByteArray>>, // and these come next: they are committed
+    since: u64,                 // when the first of them was, as `commit` was told
 }
 
 impl Loan {
@@ -71,6 +76,11 @@ impl Loan {
 
     fn link_bytes(&self) -> u64 {
         if self.link.is_some() { LINK_BYTES as u64 } else { 0 }
+    }
+
+    /// How far it is committed.
+    fn committed(&self) -> u64 {
+        self.flight.as_ref().map_or(self.position, |flight| flight.position)
     }
 }
 
@@ -98,10 +108,13 @@ pub type Waiting = (Py<PyByteArray>, u64, usize, u64);
 type Row<'py> = (usize, u64, u64, u64, u64, i64, Option<Bound<'py, PyBytes>>, usize);
 /// handle, buffers, position.
 type Place<'py> = (i64, Bound<'py, PyList>, u64);
-pub type Sealed<'py> = (Vec<Row<'py>>, Vec<Place<'py>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
-/// pending, what is being written (position, buffers, who waits), position, end, last time, link.
-pub type Recalled<'py> =
-    (Vec<Waiting>, Option<(u64, Vec<Py<PyByteArray>>, Vec<Waiting>)>, u64, u64, i64, Option<Bound<'py, PyBytes>>);
+/// rows, places, the number of the row of each place, table, body, unfit, appends.
+pub type Sealed<'py> =
+    (Vec<Row<'py>>, Vec<Place<'py>>, Vec<usize>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
+/// position, buffers, who waits, whether it goes to its segment now.
+type InFlight = (u64, Vec<Py<PyByteArray>>, Vec<Waiting>, bool);
+/// pending, what is being written, position, end, last time, link.
+pub type Recalled<'py> = (Vec<Waiting>, Option<InFlight>, u64, u64, i64, Option<Bound<'py, PyBytes>>);
 
 pub struct Lents {
     slots: Vec<Slot>,
@@ -112,6 +125,8 @@ pub struct Lents {
     order: VecDeque<(u64, usize)>, // of everything kept, oldest first: serial, slot
     stale: usize,                  // places in it that stand for nothing any more, at most
     serial: u64,
+    tardy: VecDeque<(u64, usize)>, // since when a slot has something late, oldest first
+    pub late_bytes: usize,
     object_bytes: usize,
     freed_max: usize,
     pub open: bool,
@@ -142,6 +157,8 @@ impl Lents {
             order: VecDeque::new(),
             stale: 0,
             serial: 0,
+            tardy: VecDeque::new(),
+            late_bytes: 0,
             object_bytes,
             freed_max,
             open: true,
@@ -223,6 +240,9 @@ impl Lents {
             pending: Vec::new(),
             owed: 0,
             flight: None,
+            written: position,
+            late: Vec::new(),
+            since: 0,
         }));
         Ok(())
     }
@@ -274,9 +294,16 @@ impl Lents {
     }
 
     /// The end of a turn: what is pending on this way is merged, linked and checksummed, and is to be written now. What does not
-    /// fit stays pending and is named: Python recalls it.
-    pub fn seal<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize) -> PyResult<Sealed<'py>> {
-        let (mut rows, mut places, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
+    /// fit stays pending and is named: Python recalls it. `later`: so many bytes of a partition may be in the journal only; with
+    /// more, all of them get a place in the segment.
+    pub fn seal<'py>(
+        &mut self,
+        py: Python<'py>,
+        inline: bool,
+        bytes_max: usize,
+        later: u64,
+    ) -> PyResult<Sealed<'py>> {
+        let (mut rows, mut places, mut placed, mut unfit) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut total, mut appends) = (0, 0);
         for slot in std::mem::take(&mut self.dirty[way(inline)]) {
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
@@ -288,11 +315,14 @@ impl Lents {
             }
             let waits = loan.pending.len();
             match seal_one(py, slot, loan, bytes_max - total.min(bytes_max))? {
-                Some((row, place)) => {
+                Some(row) => {
                     total += (row.2 - row.1) as usize;
                     appends += waits;
+                    if inline || loan.position - loan.written > later {
+                        placed.push(rows.len());
+                        places.push(place_of(py, loan)?);
+                    }
                     rows.push(row);
-                    places.push(place);
                     self.flying[way(inline)].push(slot);
                 }
                 None => unfit.push(slot),
@@ -321,13 +351,27 @@ impl Lents {
                 at += d.len();
             }
         })?;
-        Ok((rows, places, table, body, unfit, appends))
+        Ok((rows, places, placed, table, body, unfit, appends))
     }
 
-    /// What was being written on this way is: readers find it here. What was recalled meanwhile is left out.
-    pub fn commit(&mut self, py: Python<'_>, inline: bool) -> PyResult<()> {
+    /// What was being written on this way is: readers find it here. What was recalled meanwhile is left out. `now`: any number that
+    /// does not fall, for `tardy`.
+    pub fn commit(&mut self, py: Python<'_>, inline: bool, now: u64) -> PyResult<()> {
         for slot in std::mem::take(&mut self.flying[way(inline)]) {
-            let Some(flight) = self.slots[slot].loan.as_mut().and_then(|loan| loan.flight.take()) else { continue };
+            let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
+            let Some(flight) = loan.flight.take() else { continue };
+            if flight.placed {
+                self.late_bytes -= (flight.position - loan.written) as usize;
+                loan.late.clear();
+                loan.written = loan.position;
+            } else {
+                if loan.late.is_empty() {
+                    loan.since = now;
+                    self.tardy.push_back((now, slot));
+                }
+                loan.late.extend(flight.buffers.iter().map(|buffer| buffer.clone_ref(py)));
+                self.late_bytes += (loan.position - flight.position) as usize;
+            }
             self.owed[way(inline)] -= flight.owed;
             self.appends += flight.waiting.len() as u64;
             for buffer in flight.buffers {
@@ -340,15 +384,45 @@ impl Lents {
     }
 
     pub fn recall<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Recalled<'py>> {
-        let loan = *self.slot(slot)?.loan.take().ok_or_else(|| refuse("it is not lent"))?;
+        let lent = self.slot(slot)?;
+        if lent.loan.as_ref().is_some_and(|loan| !loan.late.is_empty()) {
+            return Err(refuse("what is late is taken before it is recalled"));
+        }
+        let loan = *lent.loan.take().ok_or_else(|| refuse("it is not lent"))?;
         let mut owed = loan.owed;
         let flight = loan.flight.map(|flight| {
             owed += flight.owed;
-            (flight.position, flight.buffers, waiting(flight.waiting))
+            (flight.position, flight.buffers, waiting(flight.waiting), flight.placed)
         });
         self.owed[way(loan.inline)] -= owed;
         let link = loan.link.map(|link| PyBytes::new(py, &link));
         Ok((waiting(loan.pending), flight, loan.position, loan.end, loan.last_time, link))
+    }
+
+    /// What the segment does not have yet, and where it goes. From here on it counts as written.
+    pub fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
+        let loan = self.slot(slot)?.loan.as_mut().ok_or_else(|| refuse("it is not lent"))?;
+        let (position, committed) = (loan.written, loan.committed());
+        loan.written = committed;
+        let late = std::mem::take(&mut loan.late);
+        self.late_bytes -= (committed - position) as usize;
+        Ok((position, late))
+    }
+
+    /// Slots that have had something late since `before` or longer, the oldest first, at most so many; each is named once.
+    pub fn tardy(&mut self, before: u64, most: usize) -> Vec<usize> {
+        let mut found = Vec::new();
+        while let Some(&(since, slot)) = self.tardy.front()
+            && since <= before
+            && found.len() < most
+        {
+            self.tardy.pop_front();
+            let is_late = |loan: &Loan| !loan.late.is_empty() && loan.since == since;
+            if self.slots[slot].loan.as_deref().is_some_and(is_late) {
+                found.push(slot);
+            }
+        }
+        found
     }
 
     /// Keep a visible batch for readers, the newest of its partition. If it does not follow the one before, that one and all before
@@ -435,7 +509,7 @@ fn seal_one<'py>(
     slot: usize,
     loan: &mut Loan,
     bytes_max: usize,
-) -> PyResult<Option<(Row<'py>, Place<'py>)>> {
+) -> PyResult<Option<Row<'py>>> {
     let time = loan.told_time.unwrap_or(loan.last_time);
     let base = loan.pending[0].base;
     let mut made: Vec<(Py<PyByteArray>, bool)> = Vec::with_capacity(1); // and whether it was merged
@@ -478,8 +552,19 @@ fn seal_one<'py>(
     (loan.last_time, loan.told_time) = (time, None);
     let link = loan.link.map(|link| PyBytes::new(py, &link));
     let row = (slot, position, loan.position, base, next, greatest, link, buffers.len());
-    let listed = PyList::new(py, &buffers)?;
     let (waiting, owed) = (std::mem::take(&mut loan.pending), std::mem::take(&mut loan.owed));
-    loan.flight = Some(Flight { position, buffers, waiting, owed });
-    Ok(Some((row, (loan.handle, listed, position))))
+    loan.flight = Some(Flight { position, buffers, waiting, owed, placed: false });
+    Ok(Some(row))
+}
+
+/// What is late and what was just sealed go to the segment together.
+fn place_of<'py>(py: Python<'py>, loan: &mut Loan) -> PyResult<Place<'py>> {
+    let listed = PyList::new(py, &loan.late)?;
+    if let Some(flight) = loan.flight.as_mut() {
+        flight.placed = true;
+        for buffer in &flight.buffers {
+            listed.append(buffer)?;
+        }
+    }
+    Ok((loan.handle, listed, loan.written))
 }

@@ -580,12 +580,31 @@ impl Tails {
         self.lents.dirty(inline)
     }
 
-    fn seal_lent<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize) -> PyResult<Sealed<'py>> {
-        self.lents.seal(py, inline, bytes_max)
+    fn seal_lent<'py>(
+        &mut self,
+        py: Python<'py>,
+        inline: bool,
+        bytes_max: usize,
+        later: u64,
+    ) -> PyResult<Sealed<'py>> {
+        self.lents.seal(py, inline, bytes_max, later)
     }
 
-    fn commit_lent(&mut self, py: Python<'_>, inline: bool) -> PyResult<()> {
-        self.lents.commit(py, inline)
+    fn commit_lent(&mut self, py: Python<'_>, inline: bool, now: u64) -> PyResult<()> {
+        self.lents.commit(py, inline, now)
+    }
+
+    fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
+        self.lents.take_late(slot)
+    }
+
+    fn tardy_lent(&mut self, before: u64, most: usize) -> Vec<usize> {
+        self.lents.tardy(before, most)
+    }
+
+    #[getter]
+    fn late_bytes(&self) -> usize {
+        self.lents.late_bytes
     }
 
     fn recall<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Recalled<'py>> {

@@ -37,13 +37,15 @@ class Twin:
         self.slots = [self.tails.open_lent() for _ in range(5)]
         self.ends = dict.fromkeys(self.slots, (512, 0, 0, LINK))  # position, end, time, link
         self.sealed = {False: False, True: False}
+        self.clock = 3
         for number, name in enumerate(NAMES):
             slots = self.slots[number : number + 2] if number < 2 else [self.tails.open(5_000)]
             self.routes.add(name, self.tails.add_topic(slots, number < 2), number, True)
 
     def step(self, choice: random.Random) -> object:
         act = choice.choice(ACTS)
-        return act.__name__, act(self, choice), self.tails.lent_unsynced, self.tails.lent_bytes
+        tails = self.tails
+        return act.__name__, act(self, choice), tails.lent_unsynced, tails.lent_bytes, tails.late_bytes
 
     def lend(self, choice: random.Random) -> object:
         slot = choice.choice(self.slots)
@@ -83,30 +85,44 @@ class Twin:
     def seal(self, choice: random.Random) -> object:
         inline, most = choice.random() < 0.5, choice.choice([1_000, 1 << 20])
         if self.sealed[inline]:
-            self.tails.commit_lent(inline)
+            self.tails.commit_lent(inline, self._later())
         self.sealed[inline] = True
-        sealed = self.tails.seal_lent(inline, most)
-        for slot in sealed[4]:
+        sealed = self.tails.seal_lent(inline, most, choice.choice([0, 500, 1 << 20]))
+        for slot in sealed[5]:
             self._recall(slot)
         return sealed, self.tails.dirty_lent(inline)
 
     def commit(self, choice: random.Random) -> object:
         inline = choice.random() < 0.5
         self.sealed[inline] = False
-        self.tails.commit_lent(inline)
+        self.tails.commit_lent(inline, self._later())
         return self.tails.take_counts()
 
-    def _recall(self, slot: int) -> object:
+    def _later(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _recall(self, slot: int, refused: bool = False) -> object:
         try:
+            late = None if refused else self.tails.take_late(slot)
             recalled = self.tails.recall(slot)
         except ValueError as error:
             return str(error)
         _, _, position, end, time, link = recalled
         self.ends[slot] = (position, end, time, link or self.ends[slot][3])
-        return recalled
+        return late, recalled
 
     def recall(self, choice: random.Random) -> object:
-        return self._recall(choice.choice(self.slots)) if choice.random() < 0.5 else None
+        slot, refused = choice.choice(self.slots), choice.random() < 0.3
+        return self._recall(slot, refused) if choice.random() < 0.5 else None
+
+    def settle(self, choice: random.Random) -> object:
+        if choice.random() < 0.5:
+            return self.tails.tardy_lent(self.clock - choice.randrange(4), choice.randint(1, 3))
+        try:
+            return self.tails.take_late(choice.choice(self.slots))
+        except ValueError as error:
+            return str(error)
 
     def keep(self, choice: random.Random) -> object:
         slot, base = choice.choice(self.slots), choice.randrange(20)
@@ -134,7 +150,7 @@ class Twin:
 
 ACTS: Final = (
     Twin.lend, Twin.lend, Twin.append, Twin.append, Twin.produce, Twin.produce, Twin.produce, Twin.seal, Twin.seal, Twin.commit,
-    Twin.commit, Twin.recall, Twin.keep, Twin.extend, Twin.look,
+    Twin.commit, Twin.recall, Twin.settle, Twin.keep, Twin.extend, Twin.look,
 )  # fmt: skip
 
 
@@ -154,9 +170,9 @@ def test_native_and_pure_lend_the_same_over_random_histories() -> None:
 class _Unlinked(pure.Tails[bytes]):
     """The control: it links every batch to the first one."""
 
-    def seal_lent(self, inline: bool, bytes_max: int) -> Any:
+    def seal_lent(self, inline: bool, bytes_max: int, later: int) -> Any:
         links = {number: slot.loan.link for number, slot in enumerate(self.lents.slots) if slot.loan is not None}
-        sealed = super().seal_lent(inline, bytes_max)
+        sealed = super().seal_lent(inline, bytes_max, later)
         for number, link in links.items():
             self.lents.loan(number).link = link
         return sealed
@@ -177,15 +193,50 @@ def test_what_is_sealed_are_the_bytes_that_python_seals(k: ModuleType) -> None:
     expected = k.merge(parts, 5_000)
     link = k.chain(expected, 40, 5_000, SEED, LINK, KEY)
     assert [tails.append_lent(slot, part, 5_000, 1) for part in parts] == [40, 42]
-    rows, places, table, body, unfit, appends = tails.seal_lent(False, 1 << 20)
+    rows, places, placed, table, body, unfit, appends = tails.seal_lent(False, 1 << 20, 0)
     end = 512 + len(expected)
     assert rows == [(slot, 512, end, 40, 43, 5_000, link, 1)]
-    assert places == [(9, [expected], 512)] and body == expected and (unfit, appends) == ([], 2)
+    assert (places, placed) == ([(9, [expected], 512)], [0]) and body == expected and (unfit, appends) == ([], 2)
     record = journal.pack_record(journal.Life(1, 2), 0, [(16, 3, 40, SEED, len(expected), 512)], [expected])
     assert record == journal.pack_record(journal.Life(1, 2), 0, [], [body], table, 1)
     assert tails.read_lent(slot, 40, 1) is None, "nobody sees it before it is committed"
-    tails.commit_lent(False)
+    tails.commit_lent(False, 1)
     assert tails.read_lent(slot, 41, 1) == [bytes(expected)]
+
+
+def test_what_is_late_goes_to_its_segment_with_what_follows_it(k: ModuleType) -> None:
+    tails = k.Tails(bytes, 1 << 20, 100, 100)
+    tails.set_lending(True, 1 << 20)
+    slot = tails.open_lent()
+    tails.lend(slot, False, (16, 0, 0, SEED, 9, 512, 65_536, 0, 0), b"", b"")
+
+    def sealed(later: int) -> tuple[bytes, Any, Any]:
+        tails.append_lent(slot, k.build([b"one"]), 7, 1)
+        rows, places, placed, _, body, *_ = tails.seal_lent(False, 1 << 20, later)
+        assert len(rows) == 1
+        return body, places, placed
+
+    first, places, placed = sealed(1 << 20)
+    assert (places, placed) == ([], []), "the journal alone has it"
+    assert tails.take_late(slot) == (512, []), "nothing is late before it is committed"
+    tails.commit_lent(False, 1)
+    second, places, placed = sealed(len(first))
+    assert (places, placed) == ([(9, [first, second], 512)], [0])
+    assert tails.take_late(slot) == (512, [first]), "who looks at the file meanwhile writes it, too"
+    tails.commit_lent(False, 2)
+    assert (tails.late_bytes, tails.tardy_lent(9, 9)) == (0, [])
+    third, _, _ = sealed(1 << 20)
+    tails.commit_lent(False, 3)
+    assert tails.late_bytes == len(third)
+    try:
+        tails.recall(slot)
+    except ValueError as error:
+        assert str(error) == "what is late is taken before it is recalled"
+    else:
+        raise AssertionError("what is late would be lost")
+    assert (tails.tardy_lent(2, 9), tails.tardy_lent(3, 9), tails.tardy_lent(3, 9)) == ([], [slot], [])
+    assert tails.take_late(slot) == (512 + len(first) + len(second), [third])
+    assert tails.recall(slot)[1] is None
 
 
 def test_what_has_no_room_comes_back_to_python_in_its_order(k: ModuleType) -> None:
@@ -198,7 +249,7 @@ def test_what_has_no_room_comes_back_to_python_in_its_order(k: ModuleType) -> No
         # A column of times for all: the merged batch is longer than its parts.
         batches = [k.build([b""] * 30), k.build([b""], timestamps=[1])]
         taken = [tails.append_lent(slot, batch, 7, number) for number, batch in enumerate(batches)]
-        _, _, _, _, unfit, _ = tails.seal_lent(False, 1 << 20)
+        _, _, _, _, _, unfit, _ = tails.seal_lent(False, 1 << 20, 0)
         waiting, flight, position, _, _, _ = tails.recall(slot)
         if room == 10_000:
             assert (taken, unfit, waiting) == ([5, 35], [], []) and flight is not None

@@ -5,6 +5,7 @@ tests/kernel/test_lent.py.
 """
 
 import errno
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,6 +13,12 @@ import pytest
 
 from quintet import kernel
 from quintet.log.base import Appended, TopicSpec
+from quintet.log.embedded.backup.cut import Clocks, Snapshot, read_header
+from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.files.segment import HEADER_BYTES
+from quintet.log.embedded.follow import Follower
+from quintet.log.embedded.inspect import Summary, verify
+from quintet.log.embedded.partitions.lending import LATE_BYTES_MAX, LATE_US_MAX
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.errors import PartitionFailed, StorageFull
 from tests.log.support import TOPIC, Harness
@@ -52,9 +59,11 @@ class Waiter:
 class Door:
     """Appends one record to each partition in one call of the kernel, as the FlyMQ door does."""
 
-    def __init__(self, durability: Any = "fsync") -> None:
+    def __init__(self, durability: Any = "fsync", late: int = LATE_BYTES_MAX, folder: Path | None = None) -> None:
+        """folder: a real one, on the real disk."""
         self.spec = TopicSpec(TOPIC, "t", PARTITIONS, durability=durability)
-        self.harness = Harness(journal=BYTES, lends=True)
+        where: dict[str, Any] = {} if folder is None else {"disk": OsDisk(), "directory": folder}
+        self.harness = Harness(journal=BYTES, lends=True, late=late, **where)
         self.sent: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         self.rng = Random(7)
         self.open()
@@ -99,6 +108,14 @@ class Door:
             if error is None:
                 self.sent[number].append(self.values[number])
         return waiter.answers
+
+    def in_files(self) -> list[list[bytes | None]]:
+        """What somebody finds who reads the segments and asks nobody."""
+        found = []
+        for number in range(PARTITIONS):
+            follower = Follower(self.harness.sim, f"/data/topics/{TOPIC:08d}/{number}")
+            found.append([row[3] for batch in follower.more() for row in batch.rows()])
+        return found
 
     def readable(self) -> list[list[bytes | None]]:
         rows = [self.harness.read_all(self.harness.cold(partition)) for partition in self.partitions]
@@ -169,7 +186,7 @@ def test_a_sync_that_does_nothing_loses_what_was_told() -> None:
 def test_a_segment_that_refuses_fails_its_partition_alone(
     victim: int, code: int, kind: type[Exception], durability: str
 ) -> None:
-    door = Door(durability).warm()
+    door = Door(durability, late=0).warm()
     door.harness.sim.fail("pwritev", 1 + victim, code)  # the segments are written first, one after the other
     answers = door.round()
     assert [type(answer) for answer in answers] == [
@@ -197,9 +214,10 @@ def test_a_failed_sync_of_the_record_fails_everybody_in_it() -> None:
     assert [partition.visible for partition in door.partitions] == [2] * PARTITIONS
 
 
-def test_a_record_without_space_is_taken_back_and_tried_again() -> None:
-    door = Door().warm()
-    door.harness.sim.fail("pwritev", 1 + PARTITIONS, errno.ENOSPC)
+@pytest.mark.parametrize(("late", "segments"), [(0, PARTITIONS), (LATE_BYTES_MAX, 0)])
+def test_a_record_without_space_is_taken_back_and_tried_again(late: int, segments: int) -> None:
+    door = Door(late=late).warm()
+    door.harness.sim.fail("pwritev", 1 + segments, errno.ENOSPC)
     assert [type(answer) for answer in door.round()] == [StorageFull] * PARTITIONS
     door.harness.tick(2_000_000)
     for number, partition in enumerate(door.partitions):
@@ -255,3 +273,169 @@ def test_low_on_space_the_kernel_takes_nothing() -> None:
     door.harness.log._bound_lending()
     answers, items, *_ = kernel.fly_append(door.tails, *args)
     assert answers and not items, "control"
+
+
+# -- what the journal has before the segment ------------------------------------------------------------------------------
+
+
+def test_a_record_is_one_write_and_segments_get_it_later() -> None:
+    door = Door().warm()
+    before = door.in_files()
+    writes = door.harness.sim.calls["pwritev"]
+    for _ in range(5):
+        assert door.round() == [None] * PARTITIONS
+    assert door.harness.sim.calls["pwritev"] - writes == 5, "one for each record"
+    assert door.in_files() == before
+    assert [partition.visible for partition in door.partitions] == [7] * PARTITIONS
+    door.harness.tick(LATE_US_MAX // 2)
+    assert door.in_files() == before, "control: it is not late enough"
+    writes = door.harness.sim.calls["pwritev"]
+    door.harness.tick(LATE_US_MAX)
+    assert door.in_files() == door.sent
+    assert door.harness.sim.calls["pwritev"] - writes == PARTITIONS, "five batches each in one write"
+    assert door.tails.late_bytes == 0
+
+
+def test_much_of_a_partition_goes_to_its_segment_with_a_record() -> None:
+    door = Door(late=500).warm()
+    for _ in range(4):
+        door.round()
+    assert all(0 < len(sent) - len(found) < 4 for sent, found in zip(door.sent, door.in_files(), strict=True))
+    assert door.readable() == door.sent == door.in_files(), "who reads has all of it written"
+
+
+@pytest.mark.parametrize("look", ["files", "fetch", "read_now", "begin_sync", "recall", "rest", "seal_active"])
+def test_who_looks_at_a_file_finds_all_that_is_visible(look: str) -> None:
+    door = Door().warm()
+    door.round()
+    partition = door.partitions[2]
+    assert isinstance(partition, FilePartition)
+    assert door.in_files()[2] != door.sent[2], "control"
+    if look == "files":
+        assert partition.files(0, 100)[-1].next_offset == 3
+    elif look == "fetch":
+        partition.fetch(0, 1 << 20, lambda batches, error: None)
+    elif look == "read_now":
+        assert partition.read_now(0)[-1].next_offset == 3
+    elif look == "begin_sync":
+        assert partition.begin_sync() is not None
+    elif look == "rest":
+        partition.rest(in_a_hurry=True)
+    else:
+        getattr(partition, look)()
+    assert door.in_files()[2] == door.sent[2]
+
+
+def test_a_kill_loses_nothing_that_only_the_journal_had() -> None:
+    door = Door().warm()
+    for _ in range(3):
+        door.round()
+    assert door.in_files() != door.sent, "control: the segments lack it"
+    door.harness.sim.kill()
+    door.restart()
+    assert door.readable() == door.sent == door.in_files()
+
+
+def test_without_the_journal_a_kill_loses_it() -> None:
+    """The control of the test above."""
+    door = Door().warm()
+    door.round()
+    door.harness.sim.kill()
+    for name in ("journal.a", "journal.b"):
+        if door.harness.sim.read_file(f"/data/{name}") is not None:
+            door.harness.sim.unlink(f"/data/{name}")
+    door.restart()
+    assert all(found == sent[:-1] for found, sent in zip(door.readable(), door.sent, strict=True))
+
+
+def test_the_journal_is_used_again_only_when_segments_have_it() -> None:
+    """Many rounds of a small journal: power cut at the end of each, and everything that was told is there."""
+    for rounds in range(1, 40, 3):
+        door = Door()
+        door.harness.log._shared.committer.bytes = 8_192
+        door.warm()
+        for _ in range(rounds):
+            assert door.round() == [None] * PARTITIONS
+            door.harness.tick(50_000)
+        door.harness.sim.crash(Random(rounds))
+        door.restart()
+        assert door.readable() == door.sent, rounds
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StorageFull), (errno.EIO, PartitionFailed)])
+def test_a_segment_that_refuses_what_is_late_fails_alone(code: int, kind: type[Exception], again: bool) -> None:
+    """What was told stays: it is in the journal until the segment has it. again: it refuses at the clean stop, too."""
+    door = Door().warm()
+    assert door.round() == [None] * PARTITIONS
+    door.harness.sim.fail("pwritev", 1, code)
+    victim = door.partitions[1]
+    assert isinstance(victim, FilePartition)
+    told: list[object] = []
+    victim.cache.clear()
+    victim.fetch(2, 1 << 20, lambda batches, error: told.append(error))
+    door.harness.scheduler.run_until_idle()
+    assert [type(error) for error in told] == [kind]
+    assert [type(partition.failure) for partition in door.partitions] == [
+        kind if number == 1 else type(None) for number in range(PARTITIONS)
+    ]
+    with pytest.raises(kind):
+        victim.append(kernel.build([b"more"], origin=b"t:1"), None)
+    if kind is StorageFull and not again:
+        door.harness.tick(2_000_000)
+        assert victim.failure is None and door.in_files()[1] == door.sent[1], "it goes on when the disk takes it"
+        assert victim.append(kernel.build([b"after"], origin=b"t:1"), None) == 3
+        door.sent[1].append(b"after")
+        door.harness.scheduler.run_until_idle()
+    if again:
+        door.harness.sim.fail("pwritev", 1, code)
+    door.harness.close()
+    door.restart()
+    assert door.readable() == door.sent
+
+
+@pytest.mark.parametrize("journaled", [True, False])
+def test_a_backup_has_what_only_the_journal_had(journaled: bool, tmp_path: Path) -> None:
+    """Beside the running broker. The control: where the journal cannot be read, it has not."""
+    folder = tmp_path / "data"
+    door = Door(folder=folder).warm()
+    for _ in range(3):
+        assert door.round() == [None] * PARTITIONS
+    if not journaled:
+        for name in ("journal.a", "journal.b"):
+            (folder / name).unlink(missing_ok=True)
+    late = 10**15  # the cut is after all of it
+    ends = []
+    with Snapshot(folder, OsDisk(), Clocks(lambda: late, lambda: 0, lambda seconds: None)) as snapshot:
+        assert snapshot.running
+        for pinned in snapshot.partitions.values():
+            handle = snapshot.disk.open(pinned.files[0])
+            header = read_header(snapshot.disk, handle)
+            assert header is not None
+            ended = snapshot.end_of(pinned, 0, handle, header, HEADER_BYTES, 0, True)
+            snapshot.disk.close(handle)
+            ends.append((pinned.seen, ended.next_offset, ended.damaged))
+    assert ends == [(5, 5, []) if journaled else (2, 2, [])] * PARTITIONS
+    summary = Summary()
+    found = list(verify(OsDisk(), str(folder), summary))
+    assert (summary.status, summary.records) == (0, PARTITIONS * (5 if journaled else 2)), found
+    if journaled:
+        door.harness.close()
+
+
+def test_what_is_recalled_in_flight_is_written_when_it_is_durable() -> None:
+    door = Door().warm()
+    door.round()
+    door.harness.scheduler.held = True
+    waiter = door.produce()
+    door.harness.scheduler.turn()
+    for partition in door.partitions[:2]:
+        assert isinstance(partition, FilePartition)
+        partition.recall()
+    door.harness.scheduler.held = False
+    door.harness.scheduler.run_until_idle()
+    assert waiter.answers == [None] * PARTITIONS
+    for number, value in enumerate(door.values):
+        door.sent[number].append(value)
+    assert door.in_files()[:2] == door.sent[:2]
+    assert door.readable() == door.sent

@@ -32,10 +32,10 @@ Terms = tuple[int, int, int, int, int, int, int, int, int]
 Waiting = tuple[bytearray, int, int, int]  # batch, ticket, number of the group, base
 LentRow = tuple[int, int, int, int, int, int, bytes | None, int]  # see Tails.seal_lent
 LentPlace = tuple[int, list[bytearray], int]  # handle, buffers, position
-# What was sealed, see Tails.seal_lent: rows, places, table, body, unfit, appends.
-LentSealed = tuple[list[LentRow], list[LentPlace], bytes, bytes, list[int], int]
+# What was sealed, see Tails.seal_lent: rows, places, placed, table, body, unfit, appends.
+LentSealed = tuple[list[LentRow], list[LentPlace], list[int], bytes, bytes, list[int], int]
 # What was recalled, see Tails.recall: not sealed, being written, position, end, last time, link.
-Recalled = tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting]] | None, int, int, int, bytes | None]
+Recalled = tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting], bool] | None, int, int, int, bytes | None]
 Link = bytes
 
 # One column of headers for one record: ((name, value or None), ...)
@@ -346,17 +346,27 @@ class Tails(Generic[View]):
         """The offset that the next append gets."""
     def dirty_lent(self, inline: bool) -> list[int]:
         """Slots with something to be sealed on this way; one that was recalled meanwhile may be named twice."""
-    def seal_lent(self, inline: bool, bytes_max: int) -> LentSealed:
-        """(rows, places, table, body, unfit, appends): what was appended on this way since the last call, merged, with its offsets,
-        links and checksums, to be written now. A row is (slot, position, end, base, visible, greatest time, link, batches); places
-        are what goes into the segments, in the order of the rows; table and body are the entries and the batches of a record of the
-        journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
+    def seal_lent(self, inline: bool, bytes_max: int, later: int) -> LentSealed:
+        """(rows, places, placed, table, body, unfit, appends): what was appended on this way since the last call, merged, with its
+        offsets, links and checksums, to be written now. A row is (slot, position, end, base, visible, greatest time, link, batches);
+        places are what goes into the segments, of the rows with the numbers `placed`: all of them inline, otherwise those whose segment
+        would lack more than `later` bytes, with what it lacked before; table and body are the entries and the batches of a record of
+        the journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
         recalled. ValueError if what was sealed before is neither committed nor recalled."""
-    def commit_lent(self, inline: bool) -> None:
-        """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out."""
+    def commit_lent(self, inline: bool, now: int) -> None:
+        """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out, what had no place
+        in a segment is late. now: a number that does not fall."""
+    def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
+        """(position, buffers) of what is committed and not in the segment; from here on it counts as written. ValueError if it is not
+        lent."""
+    def tardy_lent(self, before: int, most: int) -> list[int]:
+        """Slots that had something late at `before` and have it still, the oldest first. Each is named once."""
+    @property
+    def late_bytes(self) -> int:
+        """Of all that is late."""
     def recall(self, slot: int) -> Recalled:
-        """It is not lent any more: (what is not sealed, (position, buffers, who waits) of what is being written or None, position,
-        end, last time, link). ValueError if it is not lent."""
+        """It is not lent any more: (what is not sealed, (position, buffers, who waits, whether it goes to the segment now) of what is
+        being written or None, position, end, last time, link). ValueError if it is not lent, or something is late."""
     def keep_lent(self, slot: int, batch: bytearray) -> None:
         """Keep a visible batch, the newest of its partition, for `read_lent`; all share one bound, and the oldest go first."""
     def forget_lent(self, slot: int) -> None:

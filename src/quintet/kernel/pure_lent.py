@@ -2,11 +2,12 @@
 
 A loan is where the next batch of a partition goes: offset, place in the segment, link. While it lasts a door appends to any number
 of partitions in one call (`fly_append`), one call at the end of the turn merges, links and checksums what they got and says what to
-write (`seal`), and one more keeps the batches for readers when that is written (`commit`). Whatever has a decision in it is
-Python's: `recall` gives everything back. No I/O, no clock. `_native.pyi` says what each method promises.
+write (`seal`), and one more keeps the batches for readers when that is written (`commit`). What is in the journal need not be in its
+segment yet (`late`): it is written there later, in larger pieces. Whatever has a decision in it is Python's: `recall` gives everything
+back. No I/O, no clock. `_native.pyi` says what each method promises.
 
     lend -> append -> pending --seal--> flight --commit--> kept --(bound of all)--> dropped, oldest first
-                         +------ recall -----+
+                         +------ recall -----+        +--> late --(next place, or take_late)--> in the segment
 """
 
 import struct
@@ -78,14 +79,15 @@ class _Flight(NamedTuple):
     buffers: list[bytearray]
     waiting: list[Waiting]
     owed: int
+    placed: bool  # it goes to its segment now, with all that is late
 
 
 class _Loan:
     """Where the next batch goes. `limit`: how far the segment may be written."""
 
     __slots__ = (
-        "end", "flight", "handle", "inline", "key", "last_time", "limit", "link", "owed", "partition", "pending", "position", "seed",
-        "segment", "told_time", "topic_id",
+        "end", "flight", "handle", "inline", "key", "last_time", "late", "limit", "link", "owed", "partition", "pending", "position",
+        "seed", "segment", "since", "told_time", "topic_id", "written",
     )  # fmt: skip
 
     def __init__(self, inline: bool, terms: Terms, link: bytes, key: bytes) -> None:
@@ -99,12 +101,19 @@ class _Loan:
         self.pending: list[Waiting] = []
         self.owed = 0  # bytes as they were appended
         self.flight: _Flight | None = None
+        self.written = self.position  # the segment has everything before this position
+        self.late: list[bytearray] = []  # and these come next: they are committed
+        self.since = 0  # when the first of them was, as `commit` was told
+
+    @property
+    def committed(self) -> int:
+        return self.position if self.flight is None else self.flight.position
 
     @property
     def room(self) -> int:
         return min(max(self.limit - self.position, 0), INLINE_BYTES_MAX if self.inline else JOURNALED_BYTES_MAX)
 
-    def seal(self, slot: int, bytes_max: int) -> tuple[Row, Place] | None:
+    def seal(self, slot: int, bytes_max: int, later: int) -> tuple[Row, Place | None, list[bytearray]] | None:
         """Merge, link and checksum what is pending; None if it does not fit: then nothing was changed."""
         time = self.last_time if self.told_time is None else self.told_time
         base = self.pending[0][3]
@@ -128,10 +137,11 @@ class _Loan:
         buffers = [batch for batch, _ in made]
         position, self.position = self.position, self.position + size
         self.last_time, self.told_time = time, None
-        self.flight = _Flight(position, buffers, self.pending, self.owed)
+        placed = self.inline or self.position - self.written > later
+        self.flight = _Flight(position, buffers, self.pending, self.owed, placed)
         self.pending, self.owed = [], 0
         row = (slot, position, self.position, base, following_offset, greatest, self.link or None, len(buffers))
-        return row, (self.handle, list(buffers), position)
+        return row, (self.handle, [*self.late, *buffers], self.written) if placed else None, buffers
 
 
 class _Kept(Generic[View]):
@@ -169,6 +179,8 @@ class Lents(Generic[View]):
         self._order: deque[tuple[int, int]] = deque()  # of everything kept, oldest first: serial, slot
         self._stale = 0  # places in it that stand for nothing any more, at most
         self._serial = 0
+        self._tardy: deque[tuple[int, int]] = deque()  # since when a slot has something late, oldest first
+        self.late_bytes = 0
         self.open = True
         self.bytes = self.bytes_max = 0
         self.ticket = 0
@@ -238,8 +250,10 @@ class Lents(Generic[View]):
 
         return [slot for slot in self._dirty[inline] if pends(slot)]
 
-    def seal(self, inline: bool, bytes_max: int) -> tuple[list[Row], list[Place], bytes, bytes, list[int], int]:
-        rows, places, unfit = list[Row](), list[Place](), list[int]()
+    def seal(
+        self, inline: bool, bytes_max: int, later: int
+    ) -> tuple[list[Row], list[Place], list[int], bytes, bytes, list[int], int]:
+        rows, places, placed, unfit = list[Row](), list[Place](), list[int](), list[int]()
         table, body = bytearray(), bytearray()
         total = appends = 0
         dirty = self._dirty[inline][:]
@@ -251,23 +265,25 @@ class Lents(Generic[View]):
             if loan.flight is not None:
                 raise ValueError("what is being written is committed or recalled before more is sealed")
             waits = len(loan.pending)
-            sealed = loan.seal(slot, max(bytes_max - total, 0))
+            sealed = loan.seal(slot, max(bytes_max - total, 0), later)
             if sealed is None:
                 unfit.append(slot)
                 continue
-            row, where = sealed
+            row, where, buffers = sealed
             length = row[2] - row[1]
             total += length
             appends += waits
+            if where is not None:
+                placed.append(len(rows))
+                places.append(where)
             rows.append(row)
-            places.append(where)
             self._flying[inline].append(slot)
             if not inline:
                 table += ENTRY.pack(loan.topic_id, loan.partition, loan.segment, loan.seed, length, row[1])
-                body += b"".join(where[1])
-        return rows, places, bytes(table), bytes(body), unfit, appends
+                body += b"".join(buffers)
+        return rows, places, placed, bytes(table), bytes(body), unfit, appends
 
-    def commit(self, inline: bool) -> None:
+    def commit(self, inline: bool, now: int) -> None:
         flying = self._flying[inline][:]
         self._flying[inline].clear()
         for slot in flying:
@@ -275,6 +291,15 @@ class Lents(Generic[View]):
             if loan is None or loan.flight is None:
                 continue
             flight, loan.flight = loan.flight, None
+            if flight.placed:
+                self.late_bytes -= flight.position - loan.written
+                loan.late, loan.written = [], loan.position
+            else:
+                if not loan.late:
+                    loan.since = now
+                    self._tardy.append((now, slot))
+                loan.late += flight.buffers
+                self.late_bytes += loan.position - flight.position
             self.owed[inline] -= flight.owed
             self.counts[0] += len(flight.waiting)
             for buffer in flight.buffers:
@@ -284,15 +309,34 @@ class Lents(Generic[View]):
 
     def recall(
         self, slot: int
-    ) -> tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting]] | None, int, int, int, bytes | None]:
+    ) -> tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting], bool] | None, int, int, int, bytes | None]:
         loan = self.loan(slot)
+        if loan.late:
+            raise ValueError("what is late is taken before it is recalled")
         self.slots[slot].loan = None
         flight = None
         self.owed[loan.inline] -= loan.owed
         if loan.flight is not None:
             self.owed[loan.inline] -= loan.flight.owed
-            flight = loan.flight[:3]
+            position, buffers, waiting, _, placed = loan.flight
+            flight = (position, buffers, waiting, placed)
         return loan.pending, flight, loan.position, loan.end, loan.last_time, loan.link or None
+
+    def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
+        loan = self.loan(slot)
+        position, loan.written = loan.written, loan.committed
+        late, loan.late = loan.late, []
+        self.late_bytes -= loan.written - position
+        return position, late
+
+    def tardy(self, before: int, most: int) -> list[int]:
+        found: list[int] = []
+        while self._tardy and self._tardy[0][0] <= before and len(found) < most:
+            since, slot = self._tardy.popleft()
+            loan = self.slots[slot].loan
+            if loan is not None and loan.late and loan.since == since:
+                found.append(slot)
+        return found
 
     # -- what readers find ---------------------------------------------------------------------------------------------
 

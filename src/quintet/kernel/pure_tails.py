@@ -409,16 +409,28 @@ class Tails(Generic[View]):
         return self.lents.dirty(inline)
 
     def seal_lent(
-        self, inline: bool, bytes_max: int
-    ) -> tuple[list[Row], list[Place], builtins.bytes, builtins.bytes, list[int], int]:
-        return self.lents.seal(inline, bytes_max)
+        self, inline: bool, bytes_max: int, later: int
+    ) -> tuple[list[Row], list[Place], list[int], builtins.bytes, builtins.bytes, list[int], int]:
+        return self.lents.seal(inline, bytes_max, later)
 
-    def commit_lent(self, inline: bool) -> None:
-        self.lents.commit(inline)
+    def commit_lent(self, inline: bool, now: int) -> None:
+        self.lents.commit(inline, now)
+
+    def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
+        return self.lents.take_late(slot)
+
+    def tardy_lent(self, before: int, most: int) -> list[int]:
+        return self.lents.tardy(before, most)
+
+    @property
+    def late_bytes(self) -> int:
+        return self.lents.late_bytes
 
     def recall(
         self, slot: int
-    ) -> tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting]] | None, int, int, int, builtins.bytes | None]:
+    ) -> tuple[
+        list[Waiting], tuple[int, list[bytearray], list[Waiting], bool] | None, int, int, int, builtins.bytes | None
+    ]:
         return self.lents.recall(slot)
 
     def keep_lent(self, slot: int, batch: bytearray) -> None:

@@ -6,7 +6,7 @@ as if it were there: the next start puts it back. Headers are compared with the 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -75,16 +75,17 @@ class _Healed:
 
     sees_packs: Final = True
 
-    def __init__(self, disk: Disk, patches: dict[str, list[tuple[int, bytes]]]) -> None:
+    def __init__(self, disk: Disk, patches: dict[str, list[tuple[int, bytes]]], names: Mapping[str, str]) -> None:
         self._disk = disk
         self._patches = patches
+        self._names = names
         self._opened: dict[int, list[tuple[int, bytes]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._disk, name)
 
     def open(self, path: str) -> int:
-        patches = self._patches.get(path, [])
+        patches = self._patches.get(self._names.get(path, path), [])
         try:
             handle = self._disk.open(path)
         except FileNotFoundError:
@@ -121,8 +122,9 @@ class _Healed:
         return bytes(mended)
 
 
-def healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
-    """The disk as the next start will see it, and what is to be said about the journal."""
+def healed(disk: Disk, directory: str, findings: list[Finding], names: Mapping[str, str] | None = None) -> Disk:
+    """The disk as the next start will see it, and what is to be said about the journal. names: of segments by those of their hard
+    links. Beside a running broker it has everything that was durable before: what is not in the journal any more is in its segment."""
 
     def told(kind: str, fields: dict[str, object]) -> None:
         place = cast(int, fields.get("position", 0))
@@ -152,7 +154,7 @@ def healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
         finally:
             if handle >= 0:
                 disk.close(handle)
-    return cast(Disk, _Healed(disk, patches)) if patches else disk
+    return cast(Disk, _Healed(disk, patches, {} if names is None else names)) if patches else disk
 
 
 def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:

@@ -6,11 +6,14 @@ The broker may run meanwhile. What makes the result consistent (ADR 38):
 2. The cut is a time, taken after that. Files that began since are linked, too.
 3. A partition ends before its first batch that was not seen and is dated after the cut.
 
+What a segment lacks because only the journal has it yet (ADR 29) is read as if it were in its place. The journal is read before each
+look at the segments, so what it has no more is in them.
+
 The broker begins an effect when its cause is durable, and dates each batch when it appends it. So if an effect is dated before the
 cut, its cause was on disk before the cut. This needs a clock that does not go back: `Snapshot.check_clock` refuses a backup
 in which it did. Where the clock went back before, `seen` keeps what has a date ahead of it.
 
-If no broker runs, its lock is held instead, nothing is linked, and what only the journal has is read as if it were in its place.
+If no broker runs, its lock is held instead, and nothing is linked.
 """
 
 import os
@@ -96,6 +99,7 @@ class Snapshot:
         self._plain = disk
         self._packs = with_packs(disk)
         self._copied: dict[str, str] = {}  # packed segments by the paths of their copies
+        self._linked: dict[str, str] = {}  # other segments by the paths of their links
         self._anchors = str(anchors or directory / "anchors")
         self._folder = f"{self.directory}/{FOLDER}"
         self._links = f"{self._folder}/links"
@@ -133,8 +137,7 @@ class Snapshot:
     # -- taking it -----------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        if not self.running:
-            self.disk = healed(self._plain, self.directory, [])
+        self.disk = self._healed()
         self._apart, self.begun = self._difference(), self._clocks.now()
         marks = checkpoint.load(self._plain, self.directory).marks
         ahead = 0
@@ -145,6 +148,8 @@ class Snapshot:
             self._wait_for(ahead)
         self._pin_stages()
         self.cut = self._clocks.now()
+        if self.running:
+            self.disk = self._healed()
         self._pin_stages()
         self.anchors = self._read_anchors()
         self._packs = with_packs(self._plain)  # it lists the packs once
@@ -155,6 +160,15 @@ class Snapshot:
                 self._pin(topic_id, number, path)
             else:
                 self._pin_later(known, path)
+
+    def _healed(self) -> Disk:
+        """The disk with what only the journal has in its place. A running broker may take files away meanwhile."""
+        for _ in range(LISTINGS_MAX):
+            try:
+                return healed(self._plain, self.directory, [], self._linked)
+            except FileNotFoundError:
+                continue
+        raise Moved(self.directory)
 
     def _difference(self) -> int:
         return self._clocks.now() - self._clocks.monotonic()
@@ -206,6 +220,7 @@ class Snapshot:
         target = f"{self._links}/{link}"
         try:
             os.link(path, target)
+            self._linked[target] = path
         except FileNotFoundError:
             self._copy_packed(path, target)
             self._copied[target] = path

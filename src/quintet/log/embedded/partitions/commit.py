@@ -2,8 +2,8 @@
 
 A few partitions: each writes and syncs its own segment (the direct way). Many: one job writes their chunks to their segments,
 without a sync, and then one record in the journal, which makes them durable together; the segments are synced later, in
-the background, before the journal file is used again. While a record is under way what is staged meanwhile gathers for
-the next one.
+the background, before the journal file is used again. What the kernel appended may even be written to its segment later
+(lending.py). While a record is under way what is staged meanwhile gathers for the next one.
 
     a journal file:  absent -> making -> fresh -> active -> retired -> renewing -> fresh ...
                        ^         |                  |          |           |
@@ -254,7 +254,7 @@ class Committer:
             before += sealed.places
             buffers.append(sealed.body)
             table, entries = sealed.table, len(sealed.rows)
-            size += len(sealed.body)
+            size += sum([len(buffer) for _, placed, _ in sealed.places for buffer in placed])
             waiters += sealed.appends
         self._writing = True
         position, number = file.position, file.number
@@ -309,15 +309,19 @@ class Committer:
         between: int,
         error: BaseException | None,
     ) -> None:
+        lent: list[tuple[Committable, Chunk]] = []
         if error is not None and sealed is not None and self.lending is not None:
-            taken[between:between] = self.lending.taken_back(sealed)
+            lent = self.lending.taken_back(sealed)
         if isinstance(error, PlaceFailed):  # nothing of the record was written
             self._writing = False
             file.position = position
-            self._one_refused(*taken.pop(error.number), error)
-            self._write(file, taken, here=True)
+            number = error.number - between  # of the kernel's places, if it is not negative
+            refused = taken.pop(error.number) if number < 0 or sealed is None else lent.pop(sealed.placed[number])
+            self._one_refused(*refused, error)
+            self._write(file, [*taken, *lent], here=True)
             return
         if error is not None:
+            taken += lent
             undo = partial(journal.cut_off, self._disk, file.handle, position, error)
             self._scheduler.offload(partial(_take_back, undo, taken), partial(self._refused, file, position, taken))
             return
@@ -416,6 +420,8 @@ class Committer:
 
     def maintain(self) -> None:
         """About every 100 ms."""
+        if self.lending is not None:
+            self.lending.write_late(self._scheduler.monotonic())
         self._clean()
         self._shrink()
 

@@ -3,6 +3,10 @@
 While it is lent the kernel has its end, its place in the segment, its head link and what is pending; everything else stays here and is
 exact: `lent_written` moves `visible`, the segment, its index, the links and the sync state when something is written. Whoever
 needs what the kernel has calls `recall` first. A partition is lent only while its state is IDLE and it has nothing staged.
+
+What the journal made durable may be late in the segment itself: `settle` writes it. Whoever reads or syncs the file, or says where
+it is, calls that first. If the file refuses, the partition fails and keeps what it owes the file; it is not synced before it has
+that, so its journal stays, and the next start puts it there.
 """
 
 from collections.abc import Callable
@@ -28,6 +32,7 @@ EXTEND_BELOW_BYTES: Final = limits.PREALLOCATE_FIRST_BYTES // 2  # of prepared r
 _OFFERED, _PENDING_WAITS = row(Event.OFFERED), row(Event.PENDING_WAITS)
 NO_PENDING: Final = cast(list[Pending], ())  # of most partitions. It is shared, so nothing can be put into it
 _CLEAN, _DIRTY, _SYNCING, _SYNCING_DIRTY = SyncState
+Late = tuple[int, list[bytearray]]
 
 
 class LentCache(TailCache):
@@ -54,7 +59,7 @@ class LendablePartition(SyncedPartition):
     """What it asks of the partition it is part of: the fields below, `_on` and `_extend`."""
 
     __slots__ = (
-        "_chunks", "_end", "_failure", "_inline", "_last_time", "_lent", "_on_idle", "_pending", "_plan", "_plan_end", "_slot",
+        "_chunks", "_end", "_failure", "_inline", "_last_time", "_late", "_lent", "_on_idle", "_pending", "_plan", "_plan_end", "_slot",
         "_strict", "_used", "spec",
     )  # fmt: skip
     _chunks: list[Chunk]
@@ -62,6 +67,7 @@ class LendablePartition(SyncedPartition):
     _failure: StorageError | ShuttingDown | None
     _inline: bool
     _last_time: int
+    _late: Late | None  # committed and not in the file: where, and the batches
     _lent: bool
     _on_idle: list[Callable[[], None]] | tuple[()]
     _pending: list[Pending]
@@ -151,8 +157,41 @@ class LendablePartition(SyncedPartition):
             self.recall()
         return base
 
+    def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
+        """Refuse everything that is not durable."""
+        raise NotImplementedError
+
+    def settle(self) -> bool:
+        """Write to the segment what is late. False: it refused, and the partition failed for it."""
+        if self._lent and self._shared.lending is not None:
+            self._owe(*self._shared.lending.tails.take_late(self._slot))
+        error = self._write_owed()
+        if error is not None and self._failure is None:
+            if self._lent:
+                self._give_back()
+            self._fail(self._open_writer().late_refused(self.segments[-1], error), [])
+        return error is None
+
+    def _owe(self, position: int, buffers: list[bytearray]) -> None:
+        if buffers:
+            self._late = (position, buffers) if self._late is None else (self._late[0], [*self._late[1], *buffers])
+
+    def _write_owed(self) -> OSError | None:
+        if self._late is not None:
+            position, buffers = self._late
+            error = self.write_now(self.segments[-1].handle, buffers, position)
+            if error is not None:
+                return error
+            self._late = None
+        return None
+
     def recall(self) -> None:
         """Take back what was lent, and go on as if what is not durable had been appended and staged here."""
+        self.settle()
+        if self._lent:
+            self._give_back()
+
+    def _give_back(self) -> None:
         lending = self._shared.lending
         assert lending is not None
         self._lent = False
@@ -165,9 +204,10 @@ class LendablePartition(SyncedPartition):
             self._shared.unsynced += self._pending_bytes
         if flight is not None:
             assert self._plan is not None
-            position, buffers, waiting = flight
+            position, buffers, waiting, placed = flight
             chunk = Chunk(self._plan, position, 0 if self._inline else self._shared.scheduler.monotonic())
             chunk.buffers = buffers
+            chunk.late = not placed
             chunk.end = position + sum(map(len, buffers))
             chunk.waiters = lending.with_waiters(waiting)
             chunk.owed = sum([len(batch) for batch, _, _ in chunk.waiters])
@@ -182,7 +222,7 @@ class LendablePartition(SyncedPartition):
         self._chunks = [chunk, *self._chunks]
 
     def write_now(self, handle: int, buffers: list[bytearray], position: int) -> OSError | None:
-        """Write what was sealed for this partition, without a sync; why that was refused."""
+        """Write what was sealed for this partition to its segment, without a sync; why that was refused."""
         try:
             self._shared.disk.pwritev(handle, buffers, position)
         except OSError as error:

@@ -5,6 +5,9 @@ a read, over any number of partitions; at the end of the turn one call seals the
 ways: by the committer, in a record of the journal with everybody else's, or inline, where no sync is promised. A partition that is
 recalled gets back what is not yet durable as if it had staged it itself, so everything that can go wrong is handled as it always was.
 
+What is in the journal need not be in its segment yet: it is *late*, and written there in larger pieces: with a record, when it is
+much; when it is old (`write_late`); and before anybody looks at the file or syncs it (`LendablePartition.settle`).
+
 Who appended a run of groups in one read waits for all of them once (`Held.done`), and not for each: only groups that come back to
 Python have a waiter of their own.
 """
@@ -27,9 +30,15 @@ INLINE: Final = True
 WAYS: Final = ((1, JOURNAL), (2, INLINE))  # their bits in what fly_append says
 INLINE_BYTES_MAX: Final = 64 * limits.MIB  # written in one turn: above what can be pending
 OWN_TICKETS: Final = 1 << 62  # from here on they are given here, below by the kernel
+LATE_BYTES_MAX: Final = 32 * limits.KIB  # of one partition
+LATE_TOTAL_BYTES_MAX: Final = 16 * limits.MIB  # of all: above it what is sealed goes to its segment at once
+LATE_US_MAX: Final = 1_000_000  # who follows the files from outside sees a record after this time, about
+LATE_AT_ONCE_MAX: Final = 256  # segments written by one round of upkeep, about 4 us each
 SHOWN_AT_ONCE_MAX: Final = 4_096  # partitions whose watchers are called in one turn
 
 Row = tuple[int, int, int, int, int, int, bytes | None, int]
+Place = tuple[int, list[bytearray], int]
+LentSealed = tuple[list[Row], list[Place], list[int], bytes, bytes, list[int], int]  # see kernel.Tails.seal_lent
 Waiting = tuple[bytearray, int, int, int]
 
 
@@ -41,6 +50,8 @@ class Lendable(Committable, Protocol):
 
     def recall(self) -> None: ...
 
+    def settle(self) -> bool: ...
+
     def lent_written(
         self, position: int, end: int, base: int, visible: int, newest: int, link: bytes | None
     ) -> bool: ...
@@ -51,18 +62,12 @@ class Lendable(Committable, Protocol):
 
 
 class Sealed:
-    """What one call sealed. `chunks`: of partitions that were recalled while it is written."""
+    """What one call sealed (kernel.Tails.seal_lent). `chunks`: of partitions that were recalled while it is written."""
 
-    __slots__ = ("appends", "began", "body", "chunks", "places", "rows", "table", "tickets", "watched")
+    __slots__ = ("appends", "began", "body", "chunks", "placed", "places", "rows", "table", "tickets", "watched")
 
-    def __init__(
-        self, rows: list[Row], places: list[tuple[int, list[bytearray], int]], table: bytes, body: bytes, appends: int
-    ) -> None:
-        self.rows = rows
-        self.places = places
-        self.table = table
-        self.body = body
-        self.appends = appends
+    def __init__(self, sealed: LentSealed) -> None:
+        self.rows, self.places, self.placed, self.table, self.body, _, self.appends = sealed
         self.tickets: list[int] = []
         self.chunks: dict[int, Chunk] = {}
         self.began = 0
@@ -90,10 +95,13 @@ class _Alone:
 class Lending:
     """One per engine."""
 
-    __slots__ = ("_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "tails")
+    __slots__ = (
+        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "late_bytes_max", "tails",
+    )  # fmt: skip
 
     def __init__(self, tails: kernel.Tails[RecordBatch], scheduler: Scheduler, turn_soon: Callable[[], None]) -> None:
         self.tails = tails
+        self.late_bytes_max = LATE_BYTES_MAX
         self._scheduler = scheduler
         self._turn_soon = turn_soon
         self._partitions: dict[int, Lendable] = {}  # by their slots
@@ -174,12 +182,13 @@ class Lending:
         """Everything that was appended on this way; None if nothing was."""
         if not self._holding[way]:
             return None
-        rows, places, table, body, unfit, appends = self.tails.seal_lent(way, bytes_max)
-        sealed = Sealed(rows, places, table, body, appends)
+        later = self.late_bytes_max if self.tails.late_bytes <= LATE_TOTAL_BYTES_MAX else 0
+        found = self.tails.seal_lent(way, bytes_max, later)
+        sealed, unfit = Sealed(found), found[5]
         sealed.tickets, self._holding[way][:] = self._holding[way][:], []
         for slot in unfit:
             self._partitions[slot].recall()
-        if not rows:
+        if not sealed.rows:
             self._scheduler.soon(partial(self._release, sealed.tickets))
             return None
         self._under_way[way] = sealed
@@ -189,23 +198,23 @@ class Lending:
         """A partition was recalled while this chunk of it is being written."""
         self._under_way[way].chunks[slot] = chunk
 
-    def taken_back(self, sealed: Sealed, way: bool = JOURNAL) -> list[tuple[Lendable, Chunk]]:
-        """It is not written, or not as it should be: its partitions decide. In the order of its places."""
-        found = []
+    def taken_back(self, sealed: Sealed, way: bool = JOURNAL) -> list[tuple[Committable, Chunk]]:
+        """It is not written, or not as it should be: its partitions decide. In the order of its rows."""
+        found = list[tuple[Committable, Chunk]]()
         for slot, *_ in sealed.rows:
             partition = self._partitions[slot]
             if slot not in sealed.chunks:
                 partition.recall()
             found.append((partition, sealed.chunks[slot]))
         del self._under_way[way]
-        self.tails.commit_lent(way)  # of nobody: all were recalled
+        self.tails.commit_lent(way, 0)  # of nobody: all were recalled
         self._scheduler.soon(partial(self._release, sealed.tickets))
         return found
 
     def written(self, sealed: Sealed, way: bool, needed: dict[Committable, int] | None) -> None:
         """It is written, and what the way promises is kept: it is visible."""
         del self._under_way[way]
-        self.tails.commit_lent(way)
+        self.tails.commit_lent(way, self._scheduler.monotonic())
         partitions, chunks = self._partitions, sealed.chunks
         for slot, position, end, base, visible, newest, link, _ in sealed.rows:
             partition = partitions[slot]
@@ -227,6 +236,13 @@ class Lending:
         call_each(self._scheduler, [partition.notify for partition in watched[:SHOWN_AT_ONCE_MAX]])
         if len(watched) > SHOWN_AT_ONCE_MAX:
             self._scheduler.soon(partial(self._show, watched[SHOWN_AT_ONCE_MAX:]))
+
+    def write_late(self, monotonic: int) -> None:
+        """Write to their segments what has been in the journal only for a while. About every 100 ms."""
+        before = monotonic - LATE_US_MAX
+        if before >= 0:
+            for slot in self.tails.tardy_lent(before, LATE_AT_ONCE_MAX):
+                self._partitions[slot].settle()
 
     # -- inline --------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class FilePartition(LendablePartition):
         self._used = shared.upkeep.monotonic
         self._slot = -1  # in the kernel; none until a door asks for it
         self._lent = False
+        self._late = None
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -125,6 +126,8 @@ class FilePartition(LendablePartition):
             taken = self._append_lent(batch, done)
             if taken is not None:
                 return taken
+            if self._failure is not None:  # its file does not take what is late
+                self._refuse()
         base = self._end
         self._end = base + span_of(batch)
         before = self._pending_bytes
@@ -325,6 +328,7 @@ class FilePartition(LendablePartition):
     def put(self, chunk: Chunk, here: bool) -> StorageError | None:
         """Take the chunk, open its file, and if here write it to its segment, without a sync. Otherwise who asks has it written."""
         self._chunks = [other for other in self._chunks if other is not chunk] or _NO_CHUNKS
+        chunk.late = False
         if self._begins_packed(chunk):
             segment = chunk.segment
             place = (segment.seed, self.topic_id, self.number, segment.base)
@@ -340,6 +344,9 @@ class FilePartition(LendablePartition):
         chunk.segment.journaled |= bool(chunk.header)
         self._on(_DONE)
         self._commit(chunk, False)
+        if chunk.late:
+            self._owe(chunk.position, chunk.buffers)
+            self.settle()
         if not self._lend():
             self._flush()
 
@@ -502,7 +509,7 @@ class FilePartition(LendablePartition):
 
     def _probe_done(self, error: StorageError | BaseException | None) -> None:
         self._on(_DONE)
-        if error is None and isinstance(self._failure, StorageFull):
+        if error is None and isinstance(self._failure, StorageFull) and self.settle():
             self._failure = None
             self._shared.report("storage_resumed", {"directory": self.directory})
         elif isinstance(error, PartitionFailed):
@@ -565,7 +572,7 @@ class FilePartition(LendablePartition):
         self.when_idle(partial(self._shut, done))
 
     def _shut(self, done: Callable[[], None]) -> None:
-        healthy = not isinstance(self._failure, PartitionFailed)
+        healthy = not isinstance(self._failure, PartitionFailed) and self.settle()
         self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         segment = self.segments[-1] if self.segments else None
         self._on(_BEGUN)

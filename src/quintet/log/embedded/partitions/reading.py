@@ -67,6 +67,9 @@ class ReadablePartition:
         if offset >= self._visible:
             self._shared.scheduler.soon(partial(done, [], None))
             return
+        if not self.settle():
+            self._shared.scheduler.soon(partial(done, [], self.failure))
+            return
         self._shared.stats["fetches"] += 1
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         shared = self._shared
@@ -87,7 +90,21 @@ class ReadablePartition:
         work = partial(reader.read, shared.disk, shared.read_buffers, views, offset, max_bytes)
         shared.scheduler.offload(work, partial(self._fetched, done))
 
+    def settle(self) -> bool:
+        """Have the files hold everything that is visible. False: they do not, and `failure` says why."""
+        return True
+
+    def _check_settled(self) -> None:
+        if not self.settle() and self.failure is not None:
+            raise self.failure
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why it refuses appends, or None."""
+        return None
+
     def read_now(self, offset: int) -> list[RecordBatch]:
+        self._check_settled()
         offset = max(offset, self.start)
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
@@ -100,6 +117,7 @@ class ReadablePartition:
         return found
 
     def files(self, first: int, last: int) -> list[SegmentFile]:
+        self._check_settled()
         found = []
         last = min(last, self._visible)
         for segment in self.segments[max(bisect_right(self.segments, first, key=_base_of) - 1, 0) :]:

@@ -25,7 +25,7 @@ def place_of(number: int) -> tuple[int, int]:
 class Chunk:
     """Batches that go into one segment one behind the other, and who waits for them."""
 
-    __slots__ = ("began", "buffers", "end", "header", "owed", "position", "segment", "waiters")
+    __slots__ = ("began", "buffers", "end", "header", "late", "owed", "position", "segment", "waiters")
 
     def __init__(self, segment: Segment, position: int, began: int = 0) -> None:
         self.began = began  # when the first of them was appended, by the monotonic clock; 0: nobody asks
@@ -33,6 +33,7 @@ class Chunk:
         self.position = position
         self.end = position
         self.header = b""  # of the segment, if it is packed and begins with this chunk: written with it
+        self.late = False  # the journal gets it, and its segment only after that
         self.owed = 0  # bytes as they were appended: merging makes fewer of them
         self.buffers: list[bytearray] = []
         self.waiters: list[tuple[bytearray, Appended | None, int]] = []

@@ -236,6 +236,18 @@ class Writer:
             hint="check the disk, then restart the broker: it verifies the partition before it takes appends again",
         )
 
+    @staticmethod
+    def late_refused(segment: Segment, error: OSError) -> StorageError:
+        """The file does not take what is durable in the journal: what this means."""
+        what = f"{segment.path}: {error.strerror}: it does not take what the journal has of it"
+        if error.errno in CURABLE:
+            hint = REMEDIES[error.errno or 0] + ": the log takes appends again by itself within seconds"
+            return StorageFull(what, hint=hint)
+        return PartitionFailed(
+            f"{what}: the partition is read-only",
+            hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
+        )
+
     def _undo(self, segment: Segment, good_end: int) -> None:
         """Back to the last good end. A segment that holds nothing yet goes altogether: the partition does not know it, and
         left behind it would count as the last one after a restart."""
