@@ -439,3 +439,29 @@ def test_what_is_recalled_in_flight_is_written_when_it_is_durable() -> None:
         door.sent[number].append(value)
     assert door.in_files()[:2] == door.sent[:2]
     assert door.readable() == door.sent
+
+
+def test_anchors_have_the_heads_of_what_is_lent() -> None:
+    door = Door().warm()
+    shared = door.harness.log._shared
+    shared.heads_moved.clear()
+    door.round()
+    assert not shared.heads_moved, "control: nobody asked yet"
+    assert shared.lending is not None
+    shared.lending.catch_up()
+    partitions = [partition for partition in door.partitions if isinstance(partition, FilePartition)]
+    assert shared.heads_moved == set(partitions)
+    assert [partition.links.durable.next_offset for partition in partitions] == [3] * PARTITIONS
+
+
+def test_a_lent_topic_that_becomes_interval_is_synced_in_time() -> None:
+    door = Door("os").warm()
+    door.round()
+    door.harness.log.alter_topic(TopicSpec(TOPIC, "t", PARTITIONS, durability="interval"))
+    door.warm()
+    for _ in range(2):
+        door.round()
+    door.harness.tick(200_000)
+    door.harness.sim.crash(Random(1))
+    door.restart()
+    assert door.readable() == door.sent

@@ -108,6 +108,8 @@ class Anchoring:
         """About every 100 ms."""
         wait = RETRY_US if self._failed else self._every_us
         due = monotonic - self._written_at >= wait
+        if due and self._shared.lending is not None:
+            self._shared.lending.catch_up()
         if (due and (self._shared.heads_moved or self._notes)) or (self._then and not self._writing):
             self._write()
 

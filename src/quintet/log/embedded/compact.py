@@ -70,6 +70,7 @@ def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
 def _age(shared: Shared, partition: FilePartition, now: int, retention_us: int) -> bool:
     """Retention takes sealed segments only. One that is no longer young takes no further appends; if all in the last one is past
     its age, an empty one is begun behind it. Whether the partition is occupied with that."""
+    partition.catch_up()
     last, horizon = partition.segments[-1], now - retention_us
     if last.begun and last.begun < now - max(retention_us // ROLLS_PER_RETENTION, ROLL_US_MIN):
         partition.seal_active()

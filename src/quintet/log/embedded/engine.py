@@ -417,6 +417,8 @@ class EmbeddedLog:
             else:
                 partition.spec = spec
                 if isinstance(partition, FilePartition) and spec.durability == "interval":
+                    if partition.is_lent:
+                        partition.recall()  # it is lent again by what it promises now
                     self._shared.upkeep.sync_soon(partition)
         self.open_topic(spec)
 

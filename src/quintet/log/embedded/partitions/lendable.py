@@ -1,8 +1,9 @@
 """Lends a partition in files to the kernel, and takes it back: the part of FilePartition that the lending (lending.py) talks to.
 
-While it is lent the kernel has its end, its place in the segment, its head link and what is pending; everything else stays here and is
-exact: `lent_written` moves `visible`, the segment, its index, the links and the sync state when something is written. Whoever
-needs what the kernel has calls `recall` first. A partition is lent only while its state is IDLE and it has nothing staged.
+While it is lent the kernel has its end, its place in the segment, its head link and what is pending; everything else stays here.
+`visible` is exact at any time. The segment, its index, the links and the sync state follow when somebody asks for them (`catch_up`):
+moving them for every record of the journal was a quarter of what it cost. Whoever needs what the kernel has calls `recall` first. A
+partition is lent only while its state is IDLE and it has nothing staged.
 
 What the journal made durable may be late in the segment itself: `settle` writes it. Whoever reads or syncs the file, or says where
 it is, calls that first. If the file refuses, the partition fails and keeps what it owes the file; it is not synced before it has
@@ -14,11 +15,12 @@ from typing import Final, cast
 
 from quintet.log.base import Appended, TopicSpec
 from quintet.log.embedded.files.segment import Segment
-from quintet.log.embedded.partitions.lending import Lendable, Lending
+from quintet.log.embedded.partitions.lending import Lendable, Lending, Row
 from quintet.log.embedded.partitions.merging import Pending
 from quintet.log.embedded.partitions.roles import Chunk, Maintained
 from quintet.log.embedded.partitions.shared import TailCache
-from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncState, row
+from quintet.log.embedded.partitions.states import Action, Event, State, SyncState, row
+from quintet.log.embedded.partitions.states import Row as Steps
 from quintet.log.embedded.partitions.syncing import SyncedPartition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -33,6 +35,9 @@ _OFFERED, _PENDING_WAITS = row(Event.OFFERED), row(Event.PENDING_WAITS)
 NO_PENDING: Final = cast(list[Pending], ())  # of most partitions. It is shared, so nothing can be put into it
 _CLEAN, _DIRTY, _SYNCING, _SYNCING_DIRTY = SyncState
 Late = tuple[int, list[bytearray]]
+ROWS_MAX: Final = 64  # written and not caught up with, of one partition
+NO_ROWS: Final[tuple[()]] = ()
+NEVER: Final = 1 << 62  # beyond every position
 
 
 class LentCache(TailCache):
@@ -59,8 +64,8 @@ class LendablePartition(SyncedPartition):
     """What it asks of the partition it is part of: the fields below, `_on` and `_extend`."""
 
     __slots__ = (
-        "_chunks", "_end", "_failure", "_inline", "_last_time", "_late", "_lent", "_on_idle", "_pending", "_plan", "_plan_end", "_slot",
-        "_strict", "_used", "spec",
+        "_chunks", "_end", "_failure", "_inline", "_last_time", "_late", "_lent", "_low_at", "_on_idle", "_pending", "_plan",
+        "_plan_end", "_rows", "_slot", "_strict", "_used", "spec",
     )  # fmt: skip
     _chunks: list[Chunk]
     _end: int
@@ -69,16 +74,18 @@ class LendablePartition(SyncedPartition):
     _last_time: int
     _late: Late | None  # committed and not in the file: where, and the batches
     _lent: bool
+    _low_at: int  # what ends behind this position is caught up with at once
     _on_idle: list[Callable[[], None]] | tuple[()]
     _pending: list[Pending]
     _plan: Segment | None
     _plan_end: int
+    _rows: list[Row] | tuple[()]  # written, and not caught up with
     _slot: int
     _strict: bool
     _used: int
     spec: TopicSpec
 
-    def _on(self, event: Row) -> Action:
+    def _on(self, event: Steps) -> Action:
         """Take the step that the table has for this event."""
         raise NotImplementedError
 
@@ -127,6 +134,7 @@ class LendablePartition(SyncedPartition):
         terms = (*place, self._plan_end, limit, pending[0][2] if pending else end, self._last_time)
         lending.tails.lend(slot, self._inline, terms, *self.links.lent)
         self._lent = True
+        self._set_low(segment)
         self._shared.unsynced -= self._pending_bytes
         self._pending_bytes, self._pending = 0, NO_PENDING
         self._state = State.IDLE  # if it was armed: the end of the turn finds nothing here
@@ -148,6 +156,13 @@ class LendablePartition(SyncedPartition):
         most = self.spec.segment_bytes
         return most if self._inline else min(segment.allocated, most)
 
+    def _set_low(self, segment: Segment) -> None:
+        """From where on something is to be done at once: zeros are written ahead, or what promises a sync within a moment says so."""
+        if not self._inline:
+            self._low_at = segment.allocated - EXTEND_BELOW_BYTES
+        else:
+            self._low_at = -1 if self.spec.durability == "interval" else NEVER
+
     def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
         """Append by way of the kernel; None if that does not take it: then it is recalled."""
         lending = self._shared.lending
@@ -162,7 +177,8 @@ class LendablePartition(SyncedPartition):
         raise NotImplementedError
 
     def settle(self) -> bool:
-        """Write to the segment what is late. False: it refused, and the partition failed for it."""
+        """Catch up, and write to the segment what is late. False: it refused, and the partition failed for it."""
+        self.catch_up()
         if self._lent and self._shared.lending is not None:
             self._owe(*self._shared.lending.tails.take_late(self._slot))
         error = self._write_owed()
@@ -229,13 +245,34 @@ class LendablePartition(SyncedPartition):
             return error
         return None
 
-    def lent_written(self, position: int, end: int, base: int, visible: int, newest: int, link: bytes | None) -> bool:
-        """What was sealed for this partition is written, and in the journal if it promises a sync. Does somebody watch it?"""
+    def lent_written(self, row: Row) -> bool:
+        """What was sealed for this partition is written, or in the journal if it promises a sync. Does somebody watch it?"""
+        self._visible = row[4]
+        rows = self._rows
+        if rows:
+            rows.append(row)
+            if len(rows) >= ROWS_MAX or row[2] > self._low_at:
+                self.catch_up()
+        else:
+            self._rows = [row]
+            if self._shared.lending is not None:
+                self._shared.lending.moved.add(cast(Lendable, self))
+            if row[2] > self._low_at:
+                self.catch_up()
+        return bool(self._watchers)
+
+    def catch_up(self) -> None:
+        """Move the segment, its index, the links and the sync state to where `visible` is."""
+        rows = self._rows
+        if not rows:
+            return
+        self._rows = NO_ROWS
         segment = self.segments[-1]
-        self._visible = segment.next_offset = visible
-        segment.end = end
+        _, _, end, _, visible, _, link, _ = rows[-1]
+        segment.next_offset, segment.end = visible, end
         if segment.index is not None:
-            segment.index.add(position, base, newest)
+            for _, position, _, base, _, newest, _, _ in rows:
+                segment.index.add(position, base, newest)
         if link is not None:
             self.links.commit_link(link, visible, not self._inline)
         self._used = self._shared.upkeep.monotonic
@@ -249,7 +286,6 @@ class LendablePartition(SyncedPartition):
         elif segment.allocated - end < EXTEND_BELOW_BYTES:
             self._plan_end = end
             self._extend()
-        return bool(self._watchers)
 
     def notify(self) -> None:
         self._notify()

@@ -52,9 +52,9 @@ class Lendable(Committable, Protocol):
 
     def settle(self) -> bool: ...
 
-    def lent_written(
-        self, position: int, end: int, base: int, visible: int, newest: int, link: bytes | None
-    ) -> bool: ...
+    def catch_up(self) -> None: ...
+
+    def lent_written(self, row: Row) -> bool: ...
 
     def write_now(self, handle: int, buffers: list[bytearray], position: int) -> OSError | None: ...
 
@@ -96,12 +96,13 @@ class Lending:
     """One per engine."""
 
     __slots__ = (
-        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "late_bytes_max", "tails",
+        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "late_bytes_max", "moved", "tails",
     )  # fmt: skip
 
     def __init__(self, tails: kernel.Tails[RecordBatch], scheduler: Scheduler, turn_soon: Callable[[], None]) -> None:
         self.tails = tails
         self.late_bytes_max = LATE_BYTES_MAX
+        self.moved: set[Lendable] = set()  # they may have something to catch up with
         self._scheduler = scheduler
         self._turn_soon = turn_soon
         self._partitions: dict[int, Lendable] = {}  # by their slots
@@ -117,7 +118,7 @@ class Lending:
         return slot
 
     def close(self, slot: int) -> None:
-        del self._partitions[slot]
+        self.moved.discard(self._partitions.pop(slot))
         self.tails.close_lent(slot)
 
     # -- who waits -----------------------------------------------------------------------------------------------------
@@ -216,14 +217,15 @@ class Lending:
         del self._under_way[way]
         self.tails.commit_lent(way, self._scheduler.monotonic())
         partitions, chunks = self._partitions, sealed.chunks
-        for slot, position, end, base, visible, newest, link, _ in sealed.rows:
+        for row in sealed.rows:
+            slot = row[0]
             partition = partitions[slot]
             if slot in chunks:
                 partition.journaled(chunks[slot])
-            elif partition.lent_written(position, end, base, visible, newest, link):
+            elif partition.lent_written(row):
                 sealed.watched.append(partition)
             if needed is not None:
-                needed[partition] = visible
+                needed[partition] = row[4]
 
     def tell(self, sealed: Sealed) -> None:
         """Tell who waits, then who watches. Raises nothing."""
@@ -243,6 +245,12 @@ class Lending:
         if before >= 0:
             for slot in self.tails.tardy_lent(before, LATE_AT_ONCE_MAX):
                 self._partitions[slot].settle()
+
+    def catch_up(self) -> None:
+        """Who asks wants the links of all."""
+        moved, self.moved = self.moved, set()
+        for partition in moved:
+            partition.catch_up()
 
     # -- inline --------------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,8 @@ class FilePartition(LendablePartition):
         self._slot = -1  # in the kernel; none until a door asks for it
         self._lent = False
         self._late = None
+        self._rows = ()
+        self._low_at = 0
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -436,6 +438,7 @@ class FilePartition(LendablePartition):
             self._fail(PartitionFailed(f"{self.directory}: extending failed: {error!r}"), [])
         elif self._lent and self._shared.lending is not None:
             self._shared.lending.tails.extend_lent(self._slot, self._limit(self.segments[-1]))
+            self._set_low(self.segments[-1])
         self._flush()
         self._idle()
 
@@ -488,6 +491,7 @@ class FilePartition(LendablePartition):
     @property
     def idle_at(self) -> int:
         """From when on the file need not be open, if nothing more comes."""
+        self.catch_up()
         return self._used + (IDLE_CLOSE_OS_US if self.spec.durability == "os" else IDLE_CLOSE_US)
 
     def rest(self, in_a_hurry: bool) -> bool:

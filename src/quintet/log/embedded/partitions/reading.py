@@ -48,6 +48,7 @@ class ReadablePartition:
     @property
     def size(self) -> int:
         """Bytes of batches kept on disk."""
+        self.catch_up()
         return sum(segment.end for segment in self.segments)
 
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
@@ -90,6 +91,9 @@ class ReadablePartition:
         work = partial(reader.read, shared.disk, shared.read_buffers, views, offset, max_bytes)
         shared.scheduler.offload(work, partial(self._fetched, done))
 
+    def catch_up(self) -> None:
+        """Have the segments say what is visible."""
+
     def settle(self) -> bool:
         """Have the files hold everything that is visible. False: they do not, and `failure` says why."""
         return True
@@ -131,6 +135,7 @@ class ReadablePartition:
         return found
 
     def bytes_from(self, offset: int) -> int:
+        self.catch_up()
         total = self._pending_bytes
         for segment in reversed(self.segments):
             if segment.base <= offset:
@@ -140,6 +145,7 @@ class ReadablePartition:
         return total
 
     def offset_at(self, timestamp: int) -> int:
+        self.catch_up()
         for segment in self.segments:
             if 0 <= segment.max_timestamp < timestamp:
                 continue

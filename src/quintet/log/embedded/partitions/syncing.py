@@ -78,6 +78,7 @@ class SyncedPartition(ReadablePartition):
 
     def sync_if_due(self, monotonic: int) -> bool:
         """The syncs of "interval" topics; False when there is nothing left to sync."""
+        self.catch_up()
         if self._dirty and monotonic - self._last_sync >= SYNC_INTERVAL_US:
             self._last_sync = monotonic
             self.sync()
@@ -92,6 +93,7 @@ class SyncedPartition(ReadablePartition):
 
     def begin_sync(self) -> tuple[Writer, Segment, Mark] | None:
         """What to sync, and the mark once it is; None if there is nothing to sync or not now. `synced` must follow."""
+        self.catch_up()
         if self._sync_state is not SyncState.DIRTY or self._state is State.WRITING or self.is_failed:
             return None
         segment = self.segments[-1]
