@@ -8,8 +8,9 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
@@ -26,7 +27,7 @@ from quintet.net.cluster.listener import Report
 from quintet.net.cluster.node import ClusterNode
 from quintet.net.cluster.peers import Link, Peer
 from quintet.net.cluster.trust import Trust
-from quintet.net.cluster.wire import NodeSaid
+from quintet.net.cluster.wire import NodeSaid, PeerRefused, PlaceAsked
 from quintet.process import notify
 
 FINGERPRINT_BYTES: Final = 8  # of the key of the chain
@@ -35,6 +36,7 @@ PROGRESS_S: Final = 5.0  # between two lines that say how far a copy is
 EXTEND_S: Final = (
     600.0  # for which systemd waits after each of them: a copy of one bundle and the check of all files take less
 )
+PLACE_S: Final = 4.0  # for a record that says where the cell belongs; who asked waits for five
 SAY_S: Final = 0.2  # between two times that a node puts down what it says of itself
 
 
@@ -88,6 +90,9 @@ class CellCluster(ClusterNode):
         trust = Trust(options.tls_cert, options.tls_key, options.tls_ca)
         super().__init__(options.listen, options.peers, trust, cell.node, cell.host, instance, now_us, hand, report)
         self._log = log
+        self._hand = hand
+        self.placing: Callable[[PlaceAsked, Future[None]], None] | None = None  # on the loop, with several cells
+        self.of_place: Callable[[], dict[str, Any]] = dict  # what it says of itself as one of several cells
         self._data = settings.data
         self._anchors = settings.audit.anchor_file or settings.data / ANCHORS_NAME
         self._say = report
@@ -195,6 +200,19 @@ class CellCluster(ClusterNode):
         send_copy(link, self._data.absolute(), self._anchors, clocks, id, self._log.hold_removals)
         self._report("copy_sent", {"node": node, "seconds": round(time.monotonic() - began, 1)})
 
+    # -- several cells -------------------------------------------------------------------------------------------------
+
+    def _place(self, asked: PlaceAsked) -> None:
+        placing, done = self.placing, Future[None]()
+        if placing is None:
+            super()._place(asked)
+            return
+        self._hand(lambda: placing(asked, done))
+        try:
+            done.result(PLACE_S)
+        except TimeoutError:
+            raise PeerRefused(f"Kafka did not confirm it within {PLACE_S:g} s", reason="place") from None
+
     # -- what is said --------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -219,6 +237,7 @@ class CellCluster(ClusterNode):
                 wal_writes=self._log.replica.version,
                 take_over_seconds=took.seconds if took is not None else 0.0,
                 take_over_at=took.at if took is not None else 0.0,
+                **self.of_place(),
             )
         )
 

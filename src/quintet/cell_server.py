@@ -101,14 +101,7 @@ class CellServer(server.Server):
     def _make_log(self, scheduler: LoopScheduler, make: Callable[..., EmbeddedLog] = EmbeddedLog) -> ReplicatedLog:
         cell, loop = self.settings.cell, asyncio.get_running_loop()
         hand = loop.call_soon_threadsafe  # not as a turn: it is what renews the lease
-        options = WalOptions(
-            ",".join(cell.servers),
-            cell.topic,
-            replication=cell.replicas_min,
-            min_insync=cell.in_sync_replicas_min,
-            flush_messages=1 if cell.flushed else 0,
-            client=cell.client(),
-        )
+        options = self._wal_options()
         for weakness in options.weaknesses():
             _log.warning("weaker_wal", what=weakness, hint="acknowledged messages may be lost with a broker of Kafka")
         disk, lease = OsDisk(), microseconds(cell.lease_seconds)
@@ -122,6 +115,7 @@ class CellServer(server.Server):
             host=cell.host,
             timing=timing,
             join=self._join_by_copy,
+            layout=self._layout(),
         )
         found = super()._make_log(scheduler, make)
         assert isinstance(found, ReplicatedLog)
@@ -130,6 +124,25 @@ class CellServer(server.Server):
             key = server.chain_key(self.settings)
             self.cluster = CellCluster(self.settings, found, key, scheduler.now, hand, server.report)
         return found
+
+    def _wal_options(self) -> WalOptions:
+        cell = self.settings.cell
+        return WalOptions(
+            ",".join(cell.servers),
+            cell.topic,
+            replication=cell.replicas_min,
+            min_insync=cell.in_sync_replicas_min,
+            flush_messages=1 if cell.flushed else 0,
+            client=cell.client(),
+        )
+
+    def _layout(self) -> str:
+        """How topics are shared out among several cells; empty: there is one."""
+        return ""
+
+    def _follows(self) -> None:
+        """It takes part: whoever started it may know."""
+        notify("READY=1")
 
     async def _until_leading(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -148,7 +161,7 @@ class CellServer(server.Server):
         self._say_role()
         self._join_cluster()
         self._tick_follower()
-        notify("READY=1")
+        self._follows()
         stopped: asyncio.Future[bool] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((leading, stopped), return_when=asyncio.FIRST_COMPLETED)
         await forwarding.stop()  # its addresses are free for the doors themselves

@@ -321,8 +321,12 @@ class NodeView:
         log: "ReplicatedLog",
         forwarded: Callable[[], Mapping[str, dict[str, int]]],
         flight: "Callable[[], Door | None]",
+        *,
+        carries: bool = False,
     ) -> None:
-        """forwarded: what is counted of each door that leads to the leader's. flight: the door that answers reads here, if it is open."""
+        """forwarded: what is counted of each door that leads to the leader's. flight: the door that answers reads here, if it is open.
+        carries: this is one of several cells, and what is asked of it here is answered by its leader."""
+        self._carries = carries
         self._log = log
         self._forwarded = forwarded
         self._flight = flight
@@ -330,7 +334,7 @@ class NodeView:
     def checks(self) -> Sequence[Check]:
         failure, low = self._log.failure, self._log.low_on_space
         return [
-            _node_check(self._log, serves=False),
+            _node_check(self._log, serves=False, carries=self._carries),
             Check("log", failure is None, str(failure or "takes what the WAL has")),
             Check("disk", low is None, str(low or "above its floor")),
         ]
@@ -364,8 +368,8 @@ class LeaderView(View):
         return [*super().families(), *_node_families(self._log)]
 
 
-def _node_check(log: "ReplicatedLog", serves: bool) -> Check:
-    """serves: the doors are a broker's own. A node leads before that: its broker takes seconds to start."""
+def _node_check(log: "ReplicatedLog", serves: bool, *, carries: bool = False) -> Check:
+    """serves: the doors are a broker's own. A node leads before that: its broker takes seconds to start. carries: a follower is as good."""
     said = log.status()
     leader = f", {said.leader.name} at {said.leader.host or '?'} leads" if said.leader else ", no leader is known"
     text = f"{said.node} is {said.role} in epoch {said.epoch}{'' if said.role == 'leader' else leader}"
@@ -377,7 +381,8 @@ def _node_check(log: "ReplicatedLog", serves: bool) -> Check:
         closed += f", and reads by Flight here may be {said.age_seconds:.1f} s old"
     lapsed = leads and not log.may_answer()  # it ends before it answers a client
     over = "; its lease is over" if lapsed else ""
-    return Check("cell", leads and serves and not lapsed, f"{text}; {lag}{weak}{closed}{over}")
+    good = (leads and serves and not lapsed) or (carries and not leads and said.leader is not None)
+    return Check("cell", good, f"{text}; {lag}{weak}{closed}{over}")
 
 
 def _node_families(log: "ReplicatedLog") -> list[Family]:

@@ -1,7 +1,8 @@
 """Simulates a cell: a WAL, three nodes with clocks that drift, clients, and faults by a seed. Nothing here waits.
 
 Faults: requests to the WAL that are lost, answers that are lost, records that are appended twice, foreign bytes in the WAL, followers
-whose reads are slow or cut off, nodes that are killed, paused and woken later, power cuts, a WAL that is away for everybody.
+whose reads are slow or cut off, nodes that are killed, paused and woken later, power cuts, a WAL that is away for everybody. Leaders also
+leave by themselves, for a node that they name or for any.
 
 While it runs: no two nodes may answer at the same moment; a read by whoever may answer shows all that was acknowledged before. At the
 end, when all faults are over: one node leads, all nodes have read everything, their files are what the WAL comes to, every
@@ -75,13 +76,14 @@ class Node:
         self.waiting: dict[int, tuple[tuple[Entry, ...], list[Callable[[], None]]]] = {}
         self.ends: dict[Place, tuple[int, bytes]] = {}
         self.topics: set[int] = set()
+        self.leaving = False
 
     def clock(self) -> int:
         return int(self.world.time * self.rate)
 
     def start(self) -> None:
         self.life += 1
-        self.waiting, self.arrives = {}, self.world.time
+        self.waiting, self.arrives, self.leaving = {}, self.world.time, False
         self.files.restart()
         instance = self.world.rng.randbytes(8)
         self.replica = self.world.replica(self.name, instance, self.files.fold.copy(), TIMING, self)
@@ -178,6 +180,16 @@ class Node:
         self.world.counts["take-overs"] += 1
         self.ends = {place: self.files.end(place) for place in self.files.partitions}
         self.topics = {place[0] for place in self.files.partitions}
+
+    def leave(self) -> None:
+        """An operator moves the cell to another node, or to any: it answers nothing more, ends what is under way, and says so last."""
+        replica = self.replica
+        if replica is None or self.leaving or not replica.may_answer(self.clock()) or self.paused_to > self.world.time:
+            return
+        self.world.counts["releases"] += 1
+        self.leaving = True
+        replica.release(self.world.rng.choice(["", *(node.name for node in self.world.nodes)]), self.clock())
+        self.world.at(self.world.rng.randint(LEASE, 3 * LEASE), self, lambda: self.world.restart(self))
 
     def step_down(self, reason: str) -> None:
         self.world.counts["fenced"] += 1
@@ -354,12 +366,14 @@ class World:
         rng = self.rng
         leaders = [node for node in self.nodes if node.replica is not None and node.replica.leads]
         node = rng.choice(leaders if leaders and rng.random() < 0.7 else self.nodes)
-        kind = rng.choice(("kill", "kill", "power", "pause", "pause", "away"))
+        kind = rng.choice(("kill", "kill", "power", "pause", "pause", "away", "leave", "leave"))
         self.counts[kind] += 1
         if kind == "away":
             self.away_to = self.time + rng.randint(1, 3 * LEASE)
         elif kind == "pause":
             node.paused_to = self.time + rng.randint(1, 4 * LEASE)
+        elif kind == "leave":
+            node.leave()
         elif node.replica is not None:
             if kind == "power":
                 node.files.cut_power(rng)
@@ -380,7 +394,7 @@ class World:
                 continue
             if replica.may_answer(node.clock()):
                 self._read(node)
-            if node.replica is not None and self.rng.random() < 0.7:
+            if node.replica is not None and not node.leaving and self.rng.random() < 0.7:
                 node.turn()
 
     def _read(self, node: Node) -> None:

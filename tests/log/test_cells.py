@@ -83,6 +83,22 @@ class HoldsNothing(Replica):
             super().tick(monotonic)
 
 
+class AnswersAfterLeaving(Replica):
+    """Goes on to answer reads when it has said that it leads no more."""
+
+    def may_answer(self, monotonic: int) -> bool:
+        return self.leads and monotonic < self._lease_end
+
+
+class TrustsAnyLeave(Replica):
+    """Once a leader has left, waits for no lease any more, whoever led since."""
+
+    def _counts(self, offset: int, record: WalRecord, verdict: Verdict, monotonic: int) -> None:
+        left = self._no_lease
+        super()._counts(offset, record, verdict, monotonic)
+        self._no_lease = self._no_lease or left
+
+
 class AnyOrder(Fold):
     """Counts data of the epoch in force whatever its sequence."""
 
@@ -156,6 +172,8 @@ SABOTAGES: list[tuple[type[Replica], type[Node], str]] = [
     (LeaseFromAnswer, Node, "may answer|were acknowledged before"),
     (AnswersWithoutLease, Node, "may answer|were acknowledged before"),
     (HoldsNothing, Node, "may answer|were acknowledged before"),
+    (AnswersAfterLeaving, Node, "may answer|were acknowledged before"),
+    (TrustsAnyLeave, Node, "may answer|were acknowledged before"),
     (CountsAnyOrder, Node, "hole|another batch|link|twice|not there|other files"),
     (Replica, WritesFirst, "another batch|other files|link|hole"),
     (Replica, IntentFirst, "an intent names stage"),

@@ -11,11 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from quintet import figures
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.model import limits
@@ -30,6 +29,14 @@ Kind = Literal["counter", "gauge", "histogram"]
 Counted = tuple[dict[str, str], tuple[float, ...], float, list[int], float]  # labels, bounds, shortest, counts, seconds
 
 
+class View(Protocol):
+    """What one process counts."""
+
+    def checks(self) -> Sequence[Check]: ...
+
+    def families(self) -> Sequence[Family]: ...
+
+
 class Told(msgspec.Struct, frozen=True):
     """What one cell says of itself."""
 
@@ -37,7 +44,7 @@ class Told(msgspec.Struct, frozen=True):
     families: list[tuple[str, Kind, str, list[tuple[dict[str, str], float]], list[Counted]]]
 
 
-def told(view: figures.View) -> bytes:
+def told(view: View) -> bytes:
     checks = [(check.name, check.ok, check.detail) for check in view.checks()]
     families = [
         (
@@ -92,7 +99,7 @@ def figures_path(links: Path, cell: int) -> str:
 class Answering:
     """The socket of a cell that has no admin listener."""
 
-    def __init__(self, view: figures.View) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
         self._server: asyncio.Server | None = None
 
@@ -113,7 +120,7 @@ class Answering:
 class CellsView:
     """Health and metrics of all cells, for admin/."""
 
-    def __init__(self, own: figures.View, links: Path, count: int, cell: int = 0) -> None:
+    def __init__(self, own: View, links: Path, count: int, cell: int = 0) -> None:
         self._own = own
         self._cell = cell
         self._paths = {number: figures_path(links, number) for number in range(count) if number != cell}

@@ -40,6 +40,13 @@ class CellProcess(server.Server):
         self._answering: Answering | None = None
         self._all: CellsView | None = None
 
+    place_type: type[Place] = Place
+
+    @staticmethod
+    def flags_of(settings: Settings, cell: int) -> dict[str, object]:
+        """Settings that are another one for each cell."""
+        return {}
+
     def _make_doors(self, tls: Path) -> OpenDoors:
         place = self.place
         self.broker.topics.check_place = self.check_place

@@ -31,7 +31,6 @@ from quintet.config.renaming import OldName
 from quintet.model.cells import HOME, CellMap
 from quintet.model.cells import Place as NamePlace
 from quintet.model.errors import ConfigError, QuintetError
-from quintet.net.cells.doors import Place
 from quintet.net.cells.sockets import Links, bind_all, bind_links, close_all
 from quintet.process import notify
 
@@ -63,7 +62,15 @@ class _Child:
 class Supervisor:
     """All processes of one broker. `load` reads the configuration, with these flags over it."""
 
-    def __init__(self, settings: Settings, load: Load, cells: CellMap, print_ready: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        load: Load,
+        cells: CellMap,
+        print_ready: bool,
+        process: type[CellProcess] = CellProcess,
+    ) -> None:
+        self._process = process
         self._settings = settings
         self._load = load
         self._cells = cells
@@ -129,8 +136,8 @@ class Supervisor:
                     link.handed.close()
             os.environ.pop("NOTIFY_SOCKET", None)
             flags = self._flags(cell)
-            place = Place(cell, self._cells, self._folder, self._sockets[cell], *self._links[cell])
-            make = partial(CellProcess, place=place, ready=ready, alive=self._alive[0])
+            place = self._process.place_type(cell, self._cells, self._folder, self._sockets[cell], *self._links[cell])
+            make = partial(self._process, place=place, ready=ready, alive=self._alive[0])
             load = partial(self._load, flags)
             code = server.serve(load(), print_ready=False, reload=load, make=make)
         except QuintetError as error:
@@ -144,6 +151,7 @@ class Supervisor:
     def _flags(self, cell: int) -> dict[str, object]:
         """What is another one for each cell."""
         flags: dict[str, object] = {"data": cell_folder(self._settings.data, cell)}
+        flags |= self._process.flags_of(self._settings, cell)
         anchors = self._settings.audit.anchor_file
         if anchors is not None:
             flags["audit.anchor_file"] = anchors.with_name(f"{anchors.name}.cell-{cell}")
@@ -205,7 +213,8 @@ class Supervisor:
             self._stop(GAVE_UP_CODE)
             return
         recent.append(monotonic)
-        _log.error("cell_ended", **fields, hint="it is started again; its clients connect again by themselves")
+        hint = "it is started again; its clients connect again by themselves"
+        _log.info("cell_released", cell=cell) if code == 0 else _log.error("cell_ended", **fields, hint=hint)
         time.sleep(RESTART_WAIT_S)
         self._start(cell)
 
@@ -248,22 +257,24 @@ def serve_cells(
     *,
     print_ready: bool,
     old_names: Iterable[OldName] = (),
+    process: type[CellProcess] = CellProcess,
 ) -> int:
     """Run a broker of `count` cells until it is told to stop; its exit code."""
     logs.configure(settings.log.level, settings.log.format)
     for name in old_names:
         server.warn_of_old_name(name)
     try:
-        if settings.engine != "embedded":
+        if settings.engine != "embedded" and process is CellProcess:
             raise ConfigError(
-                f"--cells shares out an embedded log, and engine is {settings.engine!r}", hint="leave --cells out"
+                f"--cells shares out an embedded log, and engine is {settings.engine!r}",
+                hint="leave --cells out, and say cell.cells",
             )
         if not hasattr(os, "fork") or not hasattr(socket, "SO_REUSEPORT"):
             raise ConfigError("--cells needs fork and SO_REUSEPORT, which this system does not have")
         suffix = settings.delivery.dead_letter_suffix
         cells = CellMap(count, places or places_of(settings.data), suffix)
         open_folder(settings.data, cells, suffix)
-        return Supervisor(settings, load, cells, print_ready).run()
+        return Supervisor(settings, load, cells, print_ready, process).run()
     except QuintetError as error:
         sys.stderr.write(f"quintet: {error}\n")
     except OSError as error:

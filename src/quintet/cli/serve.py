@@ -68,7 +68,8 @@ def serve(
     old_names: list[OldName] = []  # the log is not open before the configuration is read
     settings = Settings.load(config_file, os.environ, flags, old_names.append)
 
-    if cells is not None:
+    several = cells or (settings.cell.cells if settings.engine == "kafka" and settings.cell.cells > 1 else None)
+    if several is not None:
         sys.exit(_serve_cells(config_file, flags, settings, old_names, print_ready, cells, places))
     if places:
         raise click.UsageError("--place is of no use without --cells")
@@ -93,7 +94,7 @@ def _serve_cells(
     settings: "Settings",
     old_names: "list[OldName]",
     print_ready: bool,
-    cells: int,
+    cells: int | None,
     places: tuple[str, ...],
 ) -> int:
     from quintet import server
@@ -105,6 +106,12 @@ def _serve_cells(
     def load(more: "dict[str, object]") -> "Settings":
         return Settings.load(config_file, os.environ, {**flags, **more}, server.warn_of_old_name)
 
+    if cells is None:
+        from quintet.cells.node import serve_node  # late: who has no cells over Kafka does not load it
+
+        if places:
+            raise click.UsageError("--place is of no use without --cells: with engine = kafka say cell.places")
+        return serve_node(settings, load, print_ready=print_ready, old_names=old_names)
     try:
         named = [parse_place(text) for text in places]
     except ConfigError as error:

@@ -416,6 +416,9 @@ class Settings(Section):
             for name in ("node", "servers"):
                 if not getattr(self.cell, name):
                     raise PydanticCustomError("no_cell", "engine = kafka needs it", {"path": ("cell", name)})
+        if self.cell.cells > 1 and not self.cluster.listen:
+            text = "cell.cells = {cells} needs it: requests for a topic that another node leads go over it"
+            raise PydanticCustomError("no_cluster", text, {"cells": self.cell.cells, "path": ("cluster", "listen")})
         for name, used in (("cell", self.cell.node or self.cell.servers), ("cluster", self.cluster.listen)):
             if used and self.engine != "kafka":
                 raise PydanticCustomError("cell_unused", 'only with engine = "kafka", not {engine}',

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from quintet.config.fields import read_secret
-from quintet.model.sections import CountMin, FractionalSeconds, Seconds, Section, Unbounded
+from quintet.model.sections import Cells, CountMin, FractionalSeconds, Seconds, Section, Unbounded
 from quintet.protocols.options import is_loopback, split_address
 
 LEASE_SECONDS_MIN: Final = 1.0  # a loop is kept for tenths of a second now and then
@@ -37,9 +37,17 @@ class Cell(Section):
     )
     topic: str = Field(
         default="quintet-wal",
-        description="Topic of Kafka that is the write-ahead log of this cell: one partition, made if it is not there. Another "
-        "one for each cell.",
+        description="Topic of Kafka that is the write-ahead log: one partition for each cell, made if it is not there.",
         pattern=r"^[A-Za-z0-9_.-]{1,200}$",
+    )
+    cells: Cells = Field(
+        default=1,
+        description="Into how many cells topics are shared out, each with a partition of the topic, a leader and a process on every node. "
+        "The same on all nodes, and for ever; more than 1 needs cluster.listen.",
+    )
+    places: tuple[str, ...] = Field(
+        default=(),
+        description="With several cells: PREFIX=CELL, topics whose names begin so belong to that cell. The same on all nodes, and for ever.",
     )
     lease_seconds: Annotated[FractionalSeconds, Field(ge=LEASE_SECONDS_MIN)] = Field(
         default=5.0,
@@ -108,6 +116,8 @@ class Cell(Section):
                 f" {str(self.flushed).lower()} promise less than {REPLICAS_DEFAULT}, {IN_SYNC_DEFAULT} and true: acknowledged"
                 " messages may be lost with a broker of Kafka. If that is what you want, say weaker_allowed = true"
             )
+        if self.places and self.cells == 1:
+            raise ValueError("places are of no use with one cell: give cells too")
         sasl = self.security_protocol.startswith("sasl")
         if sasl and not (self.sasl_user and self.sasl_password_file):
             raise ValueError(f"security_protocol = {self.security_protocol} needs sasl_user and sasl_password_file")

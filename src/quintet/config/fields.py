@@ -11,7 +11,7 @@ The rule. A key is what it is about, then its unit, then `_max` or `_min` if it 
     a bound on a size               `_bytes_max`       what is larger is refused, or waits; `_bytes_min` if what is smaller is
     a time                          `_seconds`         with a fraction where it may be short; no other unit of time
     a share                         `_ratio`           0 to 1
-    a number that bounds nothing    its plain name     `port`, `partitions`; there are no others
+    a number that bounds nothing    its plain name     `port`, `partitions`, `cells`; there are no others
     a switch                        what is so if it is true, without an ending: `enabled`, `insecure`, `require_exp`
 
 Nothing else holds a number. The types of model/sections.py carry these endings, so the type of a field and its name say the same;

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from quintet.model.errors import ConfigError
 from quintet.model.keys import fnv1a
+from quintet.model.limits import CELLS_MAX
 
-CELLS_MAX: Final = 64
 CELLS_MIN: Final = 2
 HOME: Final = 0  # the cell with the doors and names that are not shared out
 KNOWN_MAX: Final = 65_536  # names whose cell is remembered
@@ -62,6 +62,12 @@ class CellMap:
         self._places = [(place.prefix.encode(), place.cell) for place in longest]
         self._known: dict[bytes, int] = {}
         self.pins: Any = None  # what processes share of transactions: protocols/flymq/routing.py::Pins
+
+    @property
+    def layout(self) -> str:
+        """All that decides where a topic is, in words."""
+        places = " ".join(f"{place.prefix}={place.cell}" for place in self.places) or "no places"
+        return f"{self.count} cells, {places}, dead letters in {self.suffix.decode() or 'no topics'}"
 
     def cell_of(self, name: bytes) -> int:
         """The cell of a topic's name, which need not be a valid one."""

@@ -9,6 +9,7 @@ MIB = 1024 * KIB
 TOPIC_NAME_BYTES_MAX = 255
 TOPIC_ID_FIRST_USER = 16  # 0..15 are internal tables
 TOPICS_MAX = 100_000
+CELLS_MAX = 64  # of one broker
 PARTITIONS_MAX = 1_000  # of one topic
 
 BATCH_BYTES_MAX = 64 * MIB

@@ -62,6 +62,7 @@ FractionalSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Unit("_se
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Unit("_ratio")]
 # Numbers that bound nothing.
 Port = Annotated[int, Field(ge=0, le=65535), Unit("port", whole=True)]
+Cells = Annotated[int, Field(ge=1, le=limits.CELLS_MAX), Unit("cells", whole=True)]
 Partitions = Annotated[int, Field(ge=1, le=limits.PARTITIONS_MAX), Unit("partitions", whole=True)]
 
 

@@ -24,7 +24,7 @@ import termios
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from quintet.broker.identity.metering import Meter
 from quintet.model import limits
@@ -423,6 +423,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
 
     # -- to and from another process of the same broker (net/cells/handing.py) -----------------------------------------
+
+    def certificate(self) -> dict[str, Any]:
+        """Of the peer, as `ssl` tells it; empty: it showed none."""
+        return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
 
     def duplicate(self) -> int | None:
         """A descriptor of its socket for another process. None: it cannot be given away, for keys or output would stay behind."""

@@ -9,6 +9,7 @@ At a start the WAL is read from the applied mark on (mark.py). The files of a de
 batches could not be applied again to a topic that is gone. Until then the mark names it, and a start removes what is left of it.
 """
 
+import json
 import os.path
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,9 +31,13 @@ from quintet.log.replicated.partition import CellPartition
 from quintet.log.replicated.records import (
     Entry,
     EntryKind,
+    OtherLayout,
+    Placement,
     WalRecord,
     digest,
     offset_of,
+    placed,
+    placement_of,
     purged,
     removed_of,
     spec_of,
@@ -112,10 +117,11 @@ class ReplicatedLog(EmbeddedLog):
         host: str = "",
         timing: Timing = DEFAULT_TIMING,
         join: Callable[[str, int], None] = lambda log, begin: None,
+        layout: str = "",
         **options: Any,
     ) -> None:
         """hand: calls on the loop, from any thread. host: what this node advertises. join(log, where the WAL begins): may fill the
-        directory before it is looked at, and blocks. options: of EmbeddedLog."""
+        directory before it is looked at, and blocks. layout: how topics are shared out among several cells. options: of EmbeddedLog."""
         super().__init__(directory, disk, scheduler, report, **options)
         self._shared.committer = self._shipping = Shipping(disk, scheduler, report)
         self._shipping.directory = self._directory
@@ -145,6 +151,8 @@ class ReplicatedLog(EmbeddedLog):
         self._versions: Callable[[], Sequence[int] | None] = lambda: None
         self._version_max = 0
         self._begin_told = 0
+        self._layout = layout
+        self.placement: Placement | None = None  # as the WAL has it
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
         self._read_last = False  # the record before the mark is to be read again
@@ -162,7 +170,7 @@ class ReplicatedLog(EmbeddedLog):
     def recover(self) -> None:
         """Also checks the WAL, and that this directory belongs to it. Blocks."""
         wal = self._wal.prepare(None)
-        log = blake2b(f"{wal.cluster} {wal.topic}".encode(), digest_size=identity.DIGITS // 2).hexdigest()
+        log = blake2b(str(wal).encode(), digest_size=identity.DIGITS // 2).hexdigest()
         self._join(log, self._wal.begin)
         disk, directory = self._disk, self._directory
         found = identity.read(disk, directory) if disk.is_dir(directory) else ""
@@ -190,6 +198,8 @@ class ReplicatedLog(EmbeddedLog):
             super().delete_topic(topic_id)
         for spec in mark.specs.values():
             super().open_topic(spec)
+        if mark.placement is not None:
+            self._place_as(mark.placement)
         self.stages.recover(mark.removed_stages)
         self._specs, self._applied = dict(mark.specs), dict(mark.specs)
         self.replica.fold = mark.fold
@@ -269,7 +279,8 @@ class ReplicatedLog(EmbeddedLog):
                 return
             self._marked_at = monotonic
             self._deleted = {found for found in self._deleted if self._disk.is_dir(self._topic_path(found))}
-            self._next_mark = AppliedMark(fold.copy(), dict(self._applied), tuple(self._deleted), self.stages.removed)
+            files = (dict(self._applied), tuple(self._deleted), self.stages.removed)
+            self._next_mark = AppliedMark(fold.copy(), *files, self.placement)
             self._unpaid = set(self._owed)
             self._unsynced |= {partition: partition.end for partition in self._shipping.touched}
             self._shipping.touched.clear()
@@ -514,6 +525,17 @@ class ReplicatedLog(EmbeddedLog):
         elif kind is EntryKind.STAGES_REMOVED:
             self.stages.apply_removed(removed_of(entry))
 
+        elif kind is EntryKind.PLACED:
+            self._place_as(placement_of(json.loads(entry.body)))
+
+    def _place_as(self, placement: Placement) -> None:
+        if placement.layout != self._layout:
+            raise OtherLayout(
+                f"the WAL was made for {placement.layout}, and this node has {self._layout or 'one cell'}",
+                hint="cell.cells, cell.places and delivery.dead_letter_suffix must be the same on all nodes, and stay so",
+            )
+        self.placement = placement
+
     def _partition_of(self, entry: Entry) -> CellPartition:
         partitions = self._topics.get(entry.topic_id, [])
         partition = partitions[entry.partition] if entry.partition < len(partitions) else None
@@ -567,6 +589,20 @@ class ReplicatedLog(EmbeddedLog):
 
     def _ship(self, entries: Sequence[Entry]) -> int:
         return self.replica.ship(entries, self._scheduler.monotonic())
+
+    def place(self, placement: Placement, then: Callable[[], None]) -> None:
+        """While it leads: put down where this cell belongs; then() when it counts."""
+
+        def counts() -> None:
+            self.placement = placement
+            then()
+
+        self._shipping.change(placed(placement), counts)
+
+    def release(self, successor: str) -> None:
+        """Lead no more, and say so: the last that is shipped. Whoever calls it has closed all doors, and ends the process when nothing
+        is unconfirmed any more."""
+        self.replica.release(successor, self._scheduler.monotonic())
 
     def _is_packable(self, spec: TopicSpec) -> bool:
         """A packed segment becomes durable by the journal, which a cell does not use: the WAL is its journal."""

@@ -75,6 +75,8 @@ class WalOptions:
     min_insync: int = 2
     flush_messages: int = 1
     client: Mapping[str, str] = field(default_factory=dict)
+    partition: int = 0  # of the topic: one for each cell
+    partitions: int = 1
 
     def weaknesses(self) -> list[str]:
         """What an operator chose that is less than the default."""
@@ -90,10 +92,15 @@ class WalOptions:
 
 @dataclass(frozen=True, slots=True)
 class WalIdentity:
-    """Which WAL it is: the cluster, and the topic as it was made. A topic that was deleted and made again has another id."""
+    """Which WAL it is: the cluster, the topic as it was made, and which of its partitions. A topic that was deleted and made again has
+    another id."""
 
     cluster: str
     topic: str
+    partition: str = ""  # empty: the only one
+
+    def __str__(self) -> str:
+        return f"{self.cluster} {self.topic} {self.partition}".rstrip()
 
 
 class KafkaWal:
@@ -202,24 +209,27 @@ class KafkaWal:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             raise
-        if len(topic.partitions) != 1:
+        options = self.options
+        if len(topic.partitions) != options.partitions:
             raise WalRefused(
-                f'topic "{name}" has {len(topic.partitions)} partitions; a WAL has 1', hint="name another topic"
+                f'topic "{name}" has {len(topic.partitions)} partitions; a WAL of {options.partitions} cells has {options.partitions}',
+                hint="name another topic, or the number of cells that it was made for (cell.cells)",
             )
-        copies = len(topic.partitions[0].replicas)
+        copies = min(len(partition.replicas) for partition in topic.partitions)
         if copies < self.options.replication:
             raise WalRefused(
                 f'topic "{name}" has {copies} replicas; {self.options.replication} are configured (replication)',
                 hint="add replicas in Kafka, or configure fewer and lose what they protect",
             )
-        return WalIdentity(str(cluster.cluster_id), str(topic.topic_id))
+        which = f"{options.partition}/{options.partitions}" if options.partitions > 1 else ""
+        return WalIdentity(str(cluster.cluster_id), str(topic.topic_id), which)
 
     def _make(self, admin: "AdminClient") -> None:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, and not in its __all__
 
         options = self.options
-        topic = NewTopic(options.topic, 1, options.replication, config=self._settings())
+        topic = NewTopic(options.topic, options.partitions, options.replication, config=self._settings())
         try:
             admin.create_topics([topic], operation_timeout=ASK_S, request_timeout=ASK_S)[options.topic].result(
                 2 * ASK_S
@@ -263,12 +273,25 @@ class KafkaWal:
         return {name: str(entry.value) for name, entry in found.items()}
 
     def _first(self, admin: "AdminClient") -> int:
-        from confluent_kafka import TopicPartition
+        """Of a partition that was just made nobody may know the leader yet."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # as NewTopic
 
-        asked = {TopicPartition(self.options.topic, 0): OffsetSpec.earliest()}  # type: ignore[no-untyped-call]
-        [found] = admin.list_offsets(asked, request_timeout=ASK_S).values()
-        return int(found.result(2 * ASK_S).offset)
+        young = (
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.LEADER_NOT_AVAILABLE,
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
+        asked = {TopicPartition(self.options.topic, self.options.partition): OffsetSpec.earliest()}  # type: ignore[no-untyped-call]
+        for looks_left in reversed(range(LOOKS_MAX)):
+            [found] = admin.list_offsets(asked, request_timeout=ASK_S).values()
+            try:
+                return int(found.result(2 * ASK_S).offset)
+            except KafkaException as error:
+                if not looks_left or error.args[0].code() not in young:
+                    raise
+            self._closed.wait(LOOK_S)
+        raise AssertionError("not reached")
 
     def trim(self, before: int) -> int:
         """Have Kafka remove everything below an offset; where the topic begins then. Blocks; raises WalRefused, WalAway."""
@@ -276,7 +299,7 @@ class KafkaWal:
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient({**self._client, "log_level": 0})
-        place = TopicPartition(self.options.topic, 0, before)
+        place = TopicPartition(self.options.topic, self.options.partition, before)
         try:
             [found] = admin.delete_records([place], request_timeout=ASK_S).values()
             self.begin = max(self.begin, int(found.result(2 * ASK_S).low_watermark))
@@ -395,7 +418,10 @@ class KafkaWal:
         """done(offset, "") when Kafka has it as the topic promises, or done(-1, why): it may be there or not. Never inside this call."""
         assert self._producer is not None
         try:
-            self._producer.produce(self.options.topic, record, partition=0, on_delivery=partial(self._delivered, done))
+            place = self.options.partition
+            self._producer.produce(
+                self.options.topic, record, partition=place, on_delivery=partial(self._delivered, done)
+            )
         except (
             self._refusals
         ) as error:  # so much waits already that the leader cannot be ahead by more; or see `_serve_producer`
@@ -434,7 +460,8 @@ class KafkaWal:
             "log_level": 0,
             "error_cb": self._heard,
         }
-        self._reading = _Reading(options, self.options.topic, offset, self._hand, read, failed, full, self._saw)
+        place = (self.options.topic, self.options.partition)
+        self._reading = _Reading(options, place, offset, self._hand, read, failed, full, self._saw)
 
     def stop_reading(self) -> None:
         if self._reading is not None:
@@ -465,7 +492,7 @@ class _Reading:
     def __init__(
         self,
         options: dict[str, Any],
-        topic: str,
+        place: tuple[str, int],
         offset: int,
         hand: Hand,
         read: Read,
@@ -476,7 +503,7 @@ class _Reading:
         self.stopped = threading.Event()
         self.asks: deque[Callable[[int], None]] = deque()  # who wants to know where the WAL ends
         self._options = options
-        self._topic = topic
+        self._topic, self._partition = place
         self._offset = offset
         self._hand = hand
         self._read = read
@@ -490,7 +517,7 @@ class _Reading:
         from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer(self._options)
-        place = TopicPartition(self._topic, 0, self._offset)
+        place = TopicPartition(self._topic, self._partition, self._offset)
         try:
             consumer.assign([place])
             while not self.stopped.is_set():
@@ -563,7 +590,7 @@ class _Reading:
         from confluent_kafka import KafkaException, TopicPartition
 
         try:
-            marks = consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=ASK_S)
+            marks = consumer.get_watermark_offsets(TopicPartition(self._topic, self._partition), timeout=ASK_S)
         except KafkaException:
             return None
         found = cast(

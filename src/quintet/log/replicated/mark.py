@@ -14,6 +14,7 @@ from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.log.replicated.fold import Fold
+from quintet.log.replicated.records import Placement, placement_of
 
 NAME: Final = "cell.mark"
 PREFIX: Final = "quintet-cell 1"
@@ -26,6 +27,7 @@ class AppliedMark(NamedTuple):
     specs: dict[int, TopicSpec]
     deleted: tuple[int, ...]
     removed_stages: tuple[str, ...] = ()
+    placement: Placement | None = None  # of one of several cells
 
 
 def store(disk: Disk, directory: str, mark: AppliedMark) -> None:
@@ -39,6 +41,8 @@ def store(disk: Disk, directory: str, mark: AppliedMark) -> None:
     }
     found["removed_stages"] = mark.removed_stages
     found["last"] = last
+    if mark.placement is not None:
+        found["placement"] = mark.placement._asdict()
     body = json.dumps(found, separators=(",", ":"))
     replace_file(disk, directory, NAME, f"{PREFIX} {kernel.crc32c(body.encode()):08x} {body}".encode())
 
@@ -54,6 +58,11 @@ def load(disk: Disk, directory: str) -> AppliedMark | None:
     fold = found["fold"]
     specs = [TopicSpec(**spec) for spec in found["specs"]]
     fold |= {"instance": bytes.fromhex(fold["instance"]), "last": found.get("last", 0)}
+    removed, placement = tuple(found["removed_stages"]), found.get("placement")
     return AppliedMark(
-        Fold(**fold), {spec.id: spec for spec in specs}, tuple(found["deleted"]), tuple(found["removed_stages"])
+        Fold(**fold),
+        {spec.id: spec for spec in specs},
+        tuple(found["deleted"]),
+        removed,
+        placement_of(placement) if placement else None,
     )

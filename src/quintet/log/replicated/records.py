@@ -21,7 +21,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quintet import kernel
 from quintet.log.base import TopicSpec
@@ -60,6 +60,8 @@ class EntryKind(IntEnum):
     PURGED = 7  # what a partition has below an offset is gone
     BEGUN = 8  # a partition that was in memory is durable from this offset on: it has nothing before it
     ADVERTISED = 9  # in a claim: the host by which others reach the node
+    RELEASED = 10  # the last entry of a leader: it answers nobody any more, so nobody need wait out its lease
+    PLACED = 11  # how topics are shared out among cells, and where an operator wants this one
 
 
 class Entry(NamedTuple):
@@ -82,6 +84,14 @@ class WalRecord(NamedTuple):
     entries: tuple[Entry, ...] = ()
 
 
+class Placement(NamedTuple):
+    """What the WAL says of where its cell belongs. Only with several cells."""
+
+    layout: str  # number of cells and places of prefixes: the same on all nodes
+    node: str = ""  # where an operator moved it; empty: where it falls by itself
+    avoided: tuple[str, ...] = ()  # nodes that are drained
+
+
 _KINDS: Final = {int(kind): kind for kind in Kind}
 _ENTRY_KINDS: Final = {int(kind): kind for kind in EntryKind}
 
@@ -97,6 +107,12 @@ class NewerRecord(WalError):
     """A record of a later version: this node cannot know what it changes, so it reads no further."""
 
     code = "E1510"
+
+
+class OtherLayout(WalError):
+    """This node would look for topics in other cells than the WAL has them in."""
+
+    code = "E1519"
 
 
 def pack(record: WalRecord, version: int = VERSION_OLDEST) -> bytes:
@@ -206,3 +222,22 @@ def advertised(host: str) -> Entry:
 def host_of(claim: WalRecord) -> str:
     """What the node of a claim advertises; "" if it does not."""
     return next((entry.body.decode() for entry in claim.entries if entry.kind is EntryKind.ADVERTISED), "")
+
+
+def released(successor: str) -> Entry:
+    """successor: who shall claim at once; empty: anybody."""
+    return Entry(EntryKind.RELEASED, 0, 0, successor.encode())
+
+
+def successor_of(record: WalRecord) -> str | None:
+    """Whom the leader named when it left; None: it did not leave."""
+    found = (entry.body.decode() for entry in record.entries if entry.kind is EntryKind.RELEASED)
+    return next(found, None)
+
+
+def placed(placement: Placement) -> Entry:
+    return Entry(EntryKind.PLACED, 0, 0, json.dumps(placement._asdict(), separators=(",", ":")).encode())
+
+
+def placement_of(said: dict[str, Any]) -> Placement:
+    return Placement(said["layout"], said["node"], tuple(said["avoided"]))

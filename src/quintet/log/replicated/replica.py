@@ -9,6 +9,9 @@ Whoever runs it (`Host`) produces to the WAL, reads it and writes files, and say
   leader first waits until `hold_us` have passed since it read the last record that counted of anybody else. That one was sent before
   it was read, so the lease it gave is over by then. Waiting before the claim would not do: a follower whose reads are slow claims
   against a leader that is alive.
+- A leader that leaves by itself says so in its last record, and answers nothing from before that record is sent. So nobody need wait
+  for its lease: a new leader that has read that record, and no data of anybody else behind it, leads at once. Claims between the two
+  give no lease.
 """
 
 from collections.abc import Sequence
@@ -26,6 +29,8 @@ from quintet.log.replicated.records import (
     digest,
     pack,
     parse,
+    released,
+    successor_of,
 )
 from quintet.log.replicated.states import STEPS, Event, State
 from quintet.model.errors import CorruptData
@@ -100,6 +105,7 @@ class Replica:
         self.reason = ""  # why it is fenced
         self.newest = VERSION  # of records that this node reads
         self.version = VERSION_OLDEST  # of records that it writes: never below what the WAL has
+        self.patience_us = 0  # how much longer it is silent than others before it claims: another node should lead
         self._host = host
         self._heard = 0  # when the last record that counts was read of somebody else
         self._claim_open = False
@@ -108,6 +114,11 @@ class Replica:
         self._sequence = 0  # of the next record to produce
         self._flying: dict[int, _Flight] = {}
         self._gap_end = -1  # the answered offset up to which a gap is read
+        self._left = False  # it led, and said that it does so no more
+        self._successor: str | None = (
+            None  # whom the leader named when it left, and nobody claimed since; empty: anybody
+        )
+        self._no_lease = False  # the last data that counted of anybody else said that it leaves
 
     def start(self, monotonic: int) -> None:
         self._heard = monotonic  # nobody knows how old the last record was
@@ -119,7 +130,7 @@ class Replica:
 
     def may_answer(self, monotonic: int) -> bool:
         """May a read be answered from this node's files as the newest there is?"""
-        return self.leads and monotonic < self._lease_end
+        return self.leads and monotonic < self._lease_end and not self._left
 
     @property
     def unconfirmed(self) -> int:
@@ -138,13 +149,21 @@ class Replica:
 
     def tick(self, monotonic: int) -> None:
         if self.state is State.FOLLOWING:
-            if monotonic - self._heard >= self.timing.silence_us and not self._claim_open:
+            if monotonic - self._heard >= self._silence_us() and not self._claim_open:
                 self._claim(monotonic)
         elif self.state is State.WAITING:
-            if monotonic - self._heard >= self.timing.hold_us:
+            if self._no_lease or monotonic - self._heard >= self.timing.hold_us:
                 self._lead(monotonic)
-        elif self.leads and monotonic - self._sent >= self.timing.heartbeat_us:
+        elif self.leads and not self._left and monotonic - self._sent >= self.timing.heartbeat_us:
             self.ship((), monotonic)
+
+    def _silence_us(self) -> int:
+        """For how long nothing must be heard before this node claims."""
+        if self._successor is None:
+            return self.timing.silence_us + self.patience_us
+        if self._successor in ("", self.node):
+            return 0 if self._successor else self.patience_us
+        return self.timing.silence_us  # another one was named: it may have died
 
     def _claim(self, monotonic: int) -> None:
         self._on(Event.SILENCE)
@@ -175,6 +194,11 @@ class Replica:
         self._flying[sequence] = _Flight(monotonic, digest(record))
         self._host.produce(sequence, record)
         return sequence
+
+    def release(self, successor: str, monotonic: int) -> int:
+        """Lead no more: answer nobody from now on, and say so in the last record; returns its sequence. The process must end then."""
+        self._left = True
+        return self.ship((released(successor),), monotonic)
 
     def answered(self, sequence: int, offset: int, monotonic: int) -> None:
         """The WAL has the record at this offset, as durable as the WAL's settings promise."""
@@ -264,6 +288,9 @@ class Replica:
         own = record.instance == self.instance
         if not own:
             self._heard = monotonic
+            self._successor = successor_of(record)  # a claim names none
+            if verdict is Verdict.COUNTS:
+                self._no_lease = self._successor is not None
         if verdict is Verdict.COUNTS:
             if own:
                 self._confirm(record.sequence, monotonic)

@@ -6,9 +6,10 @@ that was taken is answered. The listener's socket is in a folder that only the b
 """
 
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -52,7 +53,10 @@ class LegListener(Listener):
     async def start(self) -> None:
         """Nothing is swept: deadlines are kept by the front, and a leg whose client is slow waits as long as the front lets it."""
         bound = self.options.listening
-        self._server = await self.loop.create_unix_server(lambda: Connection(self), sock=bound, backlog=BACKLOG)
+        more: dict[str, Any] = (
+            {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        )  # others accept there later
+        self._server = await self.loop.create_unix_server(lambda: Connection(self), sock=bound, backlog=BACKLOG, **more)
 
     @property
     def address(self) -> str:

@@ -7,6 +7,7 @@ The listener for legs of other processes is among the listeners, so that it is c
 """
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,11 @@ class CellDoors(OpenDoors):
         await listener.start()
         self.listeners[NAME] = listener
         self.taking = Taking(self.place.handed, self._connection, self._turns)
+
+    @property
+    def makes(self) -> Mapping[str, Make]:
+        """How sessions for legs are made, by door."""
+        return self._makes
 
     def _connection(self, door: str) -> Connection:
         listener = self.listeners[door]

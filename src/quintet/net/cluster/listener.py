@@ -1,7 +1,7 @@
-"""Listens for other nodes: each connection is a thread that greets, and answers WHO and COPY until the other side ends it.
+"""Listens for other nodes: each connection is a thread that greets, and answers WHO, COPY and PLACE until the other side ends it.
 
 Threads and not the loop, because a copy reads files for minutes and a handshake may wait for a peer. What they tell is what the loop
-last put down (`own`); they change nothing of the node. A connection is refused with a sentence, reported and counted by its reason.
+last put down (`own`); but for PLACE they change nothing of the node. A connection is refused with a sentence, reported and counted by its reason.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from quintet.net.cluster.wire import (
     Kind,
     NodeSaid,
     PeerRefused,
+    PlaceAsked,
     check_hello,
     decode,
     expect,
@@ -61,6 +62,7 @@ class ClusterListener:
         self._hello: Hello
         self._own: Callable[[], NodeSaid]
         self._copy: Callable[[socket.socket, str], None]
+        self._place: Callable[[PlaceAsked], None]
         self._met: Callable[[Hello], None]
 
     def start(
@@ -68,10 +70,12 @@ class ClusterListener:
         hello: Hello,
         own: Callable[[], NodeSaid],
         copy: Callable[[socket.socket, str], None],
+        place: Callable[[PlaceAsked], None],
         met: Callable[[Hello], None],
     ) -> None:
-        """own: what this node says of itself; copy: sends a copy to a node; met: a node introduced itself. All are called in threads."""
-        self._hello, self._own, self._copy, self._met = hello, own, copy, met
+        """own: what this node says of itself; copy: sends a copy to a node; place: what an operator asked for counts when it returns; met: a
+        node introduced itself. All are called in threads."""
+        self._hello, self._own, self._copy, self._place, self._met = hello, own, copy, place, met
         accepting = threading.Thread(target=self._accept, name="quintet-cluster", daemon=True)
         self._threads.add(accepting)
         accepting.start()
@@ -147,26 +151,33 @@ class ClusterListener:
                 send(link, Kind.REFUSED, str(error).encode()[:CONTROL_BYTES_MAX])
                 raise
             send_json(link, Kind.HELLO, self._hello)
-            if theirs.instance != self._hello.instance:
+            if theirs.log and theirs.instance != self._hello.instance:
                 self._met(theirs)
             link.settimeout(IDLE_S)
             while not self._stopped.is_set():
-                self._answer(link, theirs.node)
+                self._answer(link, theirs)
         finally:
             with self._lock:
                 self._open.discard(link)
             link.close()
 
-    def _answer(self, link: socket.socket, node: str) -> None:
-        kind, _ = receive(link)
+    def _answer(self, link: socket.socket, theirs: Hello) -> None:
+        kind, body = receive(link)
         if kind is Kind.WHO:
             send_json(link, Kind.STATUS, self._own())
-        elif kind is Kind.COPY:
+        elif kind is Kind.PLACE:
             try:
-                self._copy(link, node)
+                self._place(decode(body, PlaceAsked))
             except QuintetError as error:
                 send(link, Kind.REFUSED, str(error).encode()[:CONTROL_BYTES_MAX])
-                raise PeerRefused(f"no copy was made for {node}: {error}", reason="copy") from error
+                raise PeerRefused(f"{theirs.node} asked for another place: {error}", reason="place") from error
+            send_json(link, Kind.STATUS, self._own())
+        elif kind is Kind.COPY and theirs.log:
+            try:
+                self._copy(link, theirs.node)
+            except QuintetError as error:
+                send(link, Kind.REFUSED, str(error).encode()[:CONTROL_BYTES_MAX])
+                raise PeerRefused(f"no copy was made for {theirs.node}: {error}", reason="copy") from error
         else:
             raise PeerRefused(f"{kind.name} is no question")
 

@@ -13,7 +13,7 @@ import msgspec
 from quintet.net.cluster.listener import ClusterListener, Report
 from quintet.net.cluster.peers import Peer, Peers
 from quintet.net.cluster.trust import Trust
-from quintet.net.cluster.wire import Hello, NodeSaid, PeerRefused
+from quintet.net.cluster.wire import Hello, NodeSaid, PeerRefused, PlaceAsked
 from quintet.protocols.options import split_address
 
 ANY: Final = ("0.0.0.0", "::")  # listened on, and nowhere to be reached
@@ -59,7 +59,7 @@ class ClusterNode:
         self.peers = Peers(self._addresses, self.trust, self.hello, self._now_us, self._report)
 
     def start(self) -> None:
-        self.listener.start(self.hello, self.own, self._copy, self.peers.met)
+        self.listener.start(self.hello, self.own, self._copy, self._place, self.peers.met)
         self.peers.start()
 
     def stop(self) -> None:
@@ -82,3 +82,7 @@ class ClusterNode:
     def _copy(self, link: socket.socket, node: str) -> None:
         """In a thread: send a copy of this node's files. CellCluster can."""
         raise PeerRefused(f"this node makes no copies, and {node} asked for one")
+
+    def _place(self, asked: PlaceAsked) -> None:
+        """In a thread: place the cell of this node as an operator wants it."""
+        raise PeerRefused("this is the only cell of its nodes", reason="place", hint="cell.cells makes several")

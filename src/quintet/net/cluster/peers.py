@@ -23,6 +23,7 @@ from quintet.net.cluster.wire import (
     Kind,
     NodeSaid,
     PeerRefused,
+    PlaceAsked,
     check_hello,
     decode,
     expect,
@@ -77,6 +78,11 @@ class Link:
 
     def ask(self) -> NodeSaid:
         send(self.socket, Kind.WHO)
+        return decode(expect(self.socket, Kind.STATUS), NodeSaid)
+
+    def place(self, asked: PlaceAsked) -> NodeSaid:
+        """What the leader of the cell says when it counts; PeerRefused if it does not do so."""
+        send_json(self.socket, Kind.PLACE, asked)
         return decode(expect(self.socket, Kind.STATUS), NodeSaid)
 
     def close(self) -> None:

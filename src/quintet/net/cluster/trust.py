@@ -38,7 +38,7 @@ class Trust:
         """Raises ConfigError if the files cannot be used, or are of another node."""
         if self.certificate is None:
             return
-        self._context(server_side=True)
+        self.context(server_side=True)
         names = _names_in(self.certificate)
         if node not in names:
             raise ConfigError(
@@ -57,24 +57,21 @@ class Trust:
         if self.certificate is None:
             return plain, ""
         try:
-            wrapped = self._context(server_side).wrap_socket(plain, server_side=server_side)
+            wrapped = self.context(server_side).wrap_socket(plain, server_side=server_side)
         except ssl.SSLEOFError as error:
             raise ConnectionResetError("the other side closed the connection in the TLS handshake") from error
         except ssl.SSLError as error:
             raise PeerRefused(handshake_sentence(error), reason="certificate", hint=_HINT) from error
         except TimeoutError as error:
             raise TimeoutError("no TLS handshake in time") from error
-        names = _uris(wrapped.getpeercert() or {})
-        if len(names) != 1:
+        try:
+            return wrapped, node_of(wrapped.getpeercert() or {})
+        except PeerRefused:
             wrapped.close()
-            raise PeerRefused(
-                f"the certificate names {len(names)} nodes (URI {URI}NAME); it must name one",
-                reason="certificate",
-                hint=_HINT,
-            )
-        return wrapped, names[0]
+            raise
 
-    def _context(self, server_side: bool) -> ssl.SSLContext:
+    def context(self, server_side: bool) -> ssl.SSLContext:
+        """With certificates only. ConfigError if they cannot be used."""
         assert self.certificate is not None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -89,6 +86,18 @@ class Trust:
                 hint="give PEM files that the broker's user can read; " + _HINT,
             ) from error
         return context
+
+
+def node_of(certificate: "ssl._PeerCertRetDictType") -> str:
+    """The one node that a certificate names. PeerRefused: it does not name one."""
+    names = _uris(certificate)
+    if len(names) != 1:
+        raise PeerRefused(
+            f"the certificate names {len(names)} nodes (URI {URI}NAME); it must name one",
+            reason="certificate",
+            hint=_HINT,
+        )
+    return names[0]
 
 
 def handshake_sentence(error: ssl.SSLError) -> str:

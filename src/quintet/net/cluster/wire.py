@@ -6,6 +6,7 @@
     HELLO   both sides, first: JSON of `Hello`        REFUSED  a sentence; the connection ends
     WHO     empty; answered by STATUS                 STATUS   JSON of `NodeSaid`
     COPY    empty; answered by FILE, DATA ..., DROPPED, at the end COPIED or REFUSED (copying.py)
+    PLACE   JSON of `PlaceAsked`; answered by STATUS or REFUSED
 
 Both sides say the protocol versions they speak in HELLO, and speak the newest they share. What a later version adds to JSON is
 passed over. Before a peer has proved who it is, a frame has at most CONTROL_BYTES_MAX.
@@ -47,6 +48,7 @@ class Kind(IntEnum):
     DATA = 7
     DROPPED = 8
     COPIED = 9
+    PLACE = 10
 
 
 class PeerRefused(QuintetError):
@@ -64,7 +66,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     node: str
     instance: str
-    log: str  # identity of the log: nodes of another one have nothing to say
+    log: str  # identity of the log: nodes of another one have nothing to say; empty: a command of an operator, by a node's certificate
     address: str  # where it listens for nodes
     protocols: tuple[Count, Count] = (PROTOCOL_OLDEST, PROTOCOL_NEWEST)
 
@@ -95,6 +97,18 @@ class NodeSaid(msgspec.Struct, frozen=True, omit_defaults=True):
     take_over_seconds: Seconds = 0.0  # how long the last one took that this node made; 0: none
     take_over_at: Seconds = 0.0  # Unix time
     nodes: tuple[tuple[str, str], ...] = ()  # (name, address) of those that answered it lately
+    legs: str = ""  # HOST:PORT where it takes legs of other nodes, while it leads one of several cells
+    wanted: str = ""  # the node that should lead this cell, as far as this one knows
+    moved: str = ""  # where an operator moved it
+    avoided: tuple[str, ...] = ()  # nodes that are drained
+
+
+class PlaceAsked(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an operator wants of the leader of a cell. None: as it is."""
+
+    move: str | None = None  # to this node; empty: where it falls by itself
+    drain: str | None = None  # this node shall lead nothing
+    fill: str | None = None  # this node may lead again
 
 
 class Stream(Protocol):
@@ -157,7 +171,7 @@ def check_hello(own: Hello, theirs: Hello, certified: str) -> None:
             reason="name",
             hint="cell.node and the certificate must name the same node",
         )
-    if theirs.log != own.log:
+    if theirs.log != own.log and theirs.log and own.log:
         raise PeerRefused(
             f"{theirs.node} has the log {theirs.log}, this node {own.log}",
             reason="log",

@@ -8,6 +8,7 @@ the leader sees the address of this node in place of the client's. Doors of othe
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -41,6 +42,7 @@ class ForwardedDoor:
     per_address_max: int = PER_ADDRESS_MAX  # tcp only: connections of one client address
     idle_seconds: float = IDLE_S  # udp only
     last_words: LastWords | None = None  # tcp only: what this protocol says to a client that cannot be forwarded
+    listening: socket.socket | None = None  # tcp only: bound by another process, which goes on to have it
 
     @property
     def target_port(self) -> int:
@@ -101,7 +103,10 @@ class Forwarding:
                     bounds = (door.connections_max, door.per_address_max)
                     made = Splices(door.name, door.target_port, *bounds, door.last_words, self._report)
                 try:
-                    await made.start(door.host, door.port, self._leader)
+                    if door.listening is not None and isinstance(made, Splices):
+                        await made.start_on(door.listening.dup(), self._leader)
+                    else:
+                        await made.start(door.host, door.port, self._leader)
                 except OSError as error:
                     raise cannot_listen(door.name, door.host, door.port, error) from error
                 self._open[door.name] = made

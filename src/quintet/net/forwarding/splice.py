@@ -310,6 +310,11 @@ class Splices:
         )
         self._bound = self._server.sockets[0].getsockname()[:2]
 
+    async def start_on(self, bound: socket.socket, leader: Callable[[], str | None]) -> None:
+        self.leader, self._bound = leader, bound.getsockname()[:2]
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Splice(self).client, sock=bound, backlog=BACKLOG)
+
     @property
     def address(self) -> str:
         return shown(*self._bound)

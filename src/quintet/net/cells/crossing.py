@@ -1,0 +1,169 @@
+"""Carries legs of this node's fronts to the node that leads their cell, while this process follows it (ADR 47).
+
+    front --> local socket of the cell --> Crossing --> the leader's RemoteLegs, over TLS between nodes
+    front <-- local socket of the cell <-- Crossing <-- alike, each with the pace of the slower side
+
+So a front always opens a leg to the local socket of a cell, whoever leads it. A leg that comes while nobody leads waits for LEADER_S.
+When the leader changes, its legs end, and so do the connections of the clients that used them, as when a broker dies.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple, cast
+
+from quintet.model import limits
+from quintet.net.listener import Report
+
+BUFFER_BYTES_MAX: Final = 256 * limits.KIB  # that one side has not taken; above it the other is not read from
+CONNECT_S: Final = 5.0
+LEADER_S: Final = 15.0  # a take-over takes a little more than two leases
+LOOK_S: Final = 0.05
+
+
+class Way(NamedTuple):
+    """To the leader of the cell."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    greeting: bytes
+
+
+class _Side(asyncio.Protocol):
+    __slots__ = ("crossing", "other", "transport")
+
+    def __init__(self, crossing: "Crossing") -> None:
+        self.crossing = crossing
+        self.other: _Side
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
+        self.transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None and not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        self.crossing.lost(self)
+
+
+class Crossing:
+    """One leg. The front's socket is read from when the leader's side is there."""
+
+    __slots__ = ("_owner", "_task", "far", "near", "way")
+
+    def __init__(self, owner: "Crossings", front: socket.socket) -> None:
+        self._owner = owner
+        self.way: Way | None = None
+        self.near, self.far = _Side(self), _Side(self)
+        self.near.other, self.far.other = self.far, self.near
+        self._task = asyncio.get_running_loop().create_task(self._join(front))
+
+    async def _join(self, front: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(LEADER_S):
+                while (way := self._owner.way()) is None:
+                    await asyncio.sleep(LOOK_S)
+            self.way = way
+            async with asyncio.timeout(CONNECT_S):
+                await loop.create_connection(lambda: self.far, way.host, way.port, ssl=way.tls)
+            if self.far.transport is None:
+                raise ConnectionResetError("it closed the connection")
+            self.far.transport.write(way.greeting)
+            await loop.connect_accepted_socket(lambda: self.near, front)
+        except (OSError, TimeoutError) as error:
+            self._owner.failed(self.way, str(error) or type(error).__name__)
+            front.close()
+            self.end()
+        except asyncio.CancelledError:
+            front.close()
+            raise
+        if self.far.transport is None:  # it left meanwhile
+            self.end()
+
+    def lost(self, side: _Side) -> None:
+        """What the other side was sent before it ended still goes out: it may be an answer, or why the leg ends."""
+        if side.other.transport is not None:
+            side.other.transport.close()
+        if self.near.transport is None and self.far.transport is None:
+            self._owner.open.discard(self)
+
+    def end(self) -> None:
+        if asyncio.current_task() is not self._task:
+            self._task.cancel()
+        self._owner.open.discard(self)
+        for side in (self.near, self.far):
+            if side.transport is not None:
+                side.transport.close()
+
+
+class Crossings:
+    """All legs of one cell that this node does not lead. way: to the leader; None: nobody is known to lead."""
+
+    def __init__(self, accepting: socket.socket, way: Callable[[], Way | None], report: Report) -> None:
+        self.way = way
+        self.open: set[Crossing] = set()
+        self.failures = 0
+        self._accepting = accepting
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        """No asyncio.Server: that would close the socket at its end, which whoever accepts next still needs."""
+        self._loop.add_reader(self._accepting.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            front, _ = self._accepting.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        front.setblocking(False)
+        self.open.add(Crossing(self, front))
+
+    def failed(self, way: Way | None, error: str) -> None:
+        self.failures += 1
+        where = f"{way.host}:{way.port}" if way is not None else "nobody leads"
+        self._report("leg_not_carried", {"leader": where, "error": error})
+
+    def leader_changed(self) -> None:
+        """End what leads elsewhere than to the leader of now."""
+        now = self.way()
+        for crossing in list(self.open):
+            if crossing.way is not None and (now is None or crossing.way[:2] != now[:2]):
+                crossing.end()
+
+    def stop(self) -> None:
+        self._loop.remove_reader(self._accepting.fileno())
+        for crossing in list(self.open):
+            crossing.end()
+
+
+class Leaving:
+    """Closes clients that are handed over to a process that follows: they connect again, and reach one that leads."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(listening.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            self._listening.accept()[0].close()  # with the descriptors that wait in it
+
+    def stop(self) -> None:
+        self._loop.remove_reader(self._listening.fileno())
