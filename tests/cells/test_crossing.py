@@ -109,3 +109,23 @@ async def test_a_client_handed_to_a_follower_is_closed(tmp_path: Path) -> None:
             assert await asyncio.get_running_loop().sock_recv(here, 1) == b""
         leaving.stop()
         here.close()
+
+
+async def test_what_a_front_said_before_it_left_is_not_carried(accepting: socket.socket) -> None:
+    leader = Leader()
+    await leader.start()
+    said: list[str] = []
+    crossings = Crossings(accepting, lambda: leader.way, lambda event, fields: said.append(event))
+    crossings.start()
+    async with asyncio.timeout(WAIT_S):
+        _, writer = await front(accepting)
+        writer.write(b"old")
+        await writer.drain()
+        while not crossings.open:
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        while crossings.open:
+            await asyncio.sleep(0.01)
+    assert leader.greeted == said == []
+    crossings.stop()
+    leader.server.close()

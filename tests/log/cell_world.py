@@ -58,6 +58,7 @@ class Weather:
         self.poll = rng.choice((20, LEASE // 4, LEASE // 2))
         self.cut_reads = rng.choice((0.0, 0.05, 0.15))
         self.faults = rng.randint(0, 6)
+        self.leaves = rng.choice((0, 0, 2, 4))
 
 
 class Node:
@@ -348,6 +349,8 @@ class World:
             node.start()
         for _ in range(self.weather.faults):
             self.at(rng.randint(0, STORM), None, self._fault)
+        for _ in range(self.weather.leaves):
+            self.at(rng.randint(0, STORM), None, self._leave)
         for time in range(2 * LEASE, STORM, LEASE // 8):
             self.at(time + rng.randint(0, LEASE // 8), None, self._client)
         self.at(STORM, None, self._calm_down)
@@ -366,18 +369,20 @@ class World:
         rng = self.rng
         leaders = [node for node in self.nodes if node.replica is not None and node.replica.leads]
         node = rng.choice(leaders if leaders and rng.random() < 0.7 else self.nodes)
-        kind = rng.choice(("kill", "kill", "power", "pause", "pause", "away", "leave", "leave"))
+        kind = rng.choice(("kill", "kill", "power", "pause", "pause", "away"))
         self.counts[kind] += 1
         if kind == "away":
             self.away_to = self.time + rng.randint(1, 3 * LEASE)
         elif kind == "pause":
             node.paused_to = self.time + rng.randint(1, 4 * LEASE)
-        elif kind == "leave":
-            node.leave()
         elif node.replica is not None:
             if kind == "power":
                 node.files.cut_power(rng)
             self.restart(node)
+
+    def _leave(self) -> None:
+        for node in self.nodes:
+            node.leave()
 
     def _calm_down(self) -> None:
         self.calm = True

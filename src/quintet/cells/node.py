@@ -45,6 +45,7 @@ from quintet.net.cluster.node import ANY
 from quintet.net.cluster.wire import NodeSaid, PeerRefused, PlaceAsked
 from quintet.net.forwarding.addresses import shown
 from quintet.net.forwarding.doors import Forwarding, forwarded_doors
+from quintet.net.leased_turns import LeasedTurns
 from quintet.net.tls import load_into
 from quintet.protocols.base import SessionConnection
 from quintet.protocols.options import split_address
@@ -55,7 +56,6 @@ SETTLE_LEASES: Final = (
     2.0  # for which a node should lead before a cell moves to it: one that starts again and again gets none
 )
 CERTIFICATE_S: Final = 60.0  # after which certificates are read again
-RELEASE_S: Final = 5.0  # for the last record
 
 _log = logs.Logger()
 
@@ -336,17 +336,11 @@ class NodeCell(CellServer, CellProcess):
 
     async def _close_log(self) -> None:
         """Every connection is closed: the last record says that nobody need wait for the lease."""
-        if self.cell.role is NodeRole.LEADER and self.cell.may_answer():
-            await self._confirmed()
-            self.turns.guard(lambda: True, lambda: None)  # type: ignore[attr-defined]  # LeasedTurns
-            self.cell.release(self._successor)
-            await self._confirmed()
+        if self.cell.may_answer():
+            assert isinstance(self.turns, LeasedTurns)
+            self.turns.guard(lambda: True, lambda: None)
+            self.cell.successor = self._successor
         await super()._close_log()
-
-    async def _confirmed(self) -> None:
-        until = time.monotonic() + RELEASE_S
-        while self.cell.replica.unconfirmed and time.monotonic() < until:
-            await asyncio.sleep(0.005)
 
 
 def next_address(text: str, more: int) -> str:

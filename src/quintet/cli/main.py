@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "doctor": Row("quintet.cli.operate.doctor:doctor", "Find what is wrong with a broker or its machine."),
     "health": Row("quintet.cli.operate.health:health", "Ask a broker whether it is ready."),
     "cluster": Row("quintet.cli.operate.cluster:cluster", "Nodes of a cell: certificates, status, findings."),
+    "cell": Row("quintet.cli.operate.cell:cell", "Several cells over Kafka: who leads them; move and drain."),
     "conn": Row("quintet.cli.operate.conn:conn", "Connections of a running broker: list, show, kick."),
     "explain": Row("quintet.cli.operate.conn:explain", "The journey of one message."),
     "upgrade": Row(
@@ -86,7 +87,7 @@ EXTRAS: Final = {
 
 # Commands that reach no broker by a URL: a profile means nothing to them, and a broken one does not stop them.
 LOCAL: Final = frozenset({
-    "serve", "health", "status", "top", "doctor", "cluster", "conn", "explain", "upgrade", "token", "audit", "config", "protocol", "log", "backup", "restore", "profile",
+    "serve", "health", "status", "top", "doctor", "cluster", "cell", "conn", "explain", "upgrade", "token", "audit", "config", "protocol", "log", "backup", "restore", "profile",
     "completion",
 })  # fmt: skip
 

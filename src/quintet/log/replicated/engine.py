@@ -55,6 +55,7 @@ from quintet.model.errors import CorruptData, DataDirError, QuintetError, Shutti
 from quintet.model.scheduler import Scheduler
 
 TICK_US: Final = 50_000
+RELEASE_US: Final = 5_000  # between two looks at the last record
 MAINTAIN_TICKS: Final = 2  # of a follower: its broker, which would do it, is not there
 MARK_INTERVAL_US: Final = 1_000_000
 ASK_TICKS: Final = 4  # of a follower, between two questions where the WAL ends: an answer takes up to 200 ms
@@ -153,6 +154,7 @@ class ReplicatedLog(EmbeddedLog):
         self._begin_told = 0
         self._layout = layout
         self.placement: Placement | None = None  # as the WAL has it
+        self.successor: str | None = None  # who shall lead when this one is closed, which it says then; empty: anybody
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
         self._read_last = False  # the record before the mark is to be read again
@@ -403,11 +405,25 @@ class ReplicatedLog(EmbeddedLog):
             self._wal.close()
             done()
 
+        def shut() -> None:
+            """Nothing else is shipped any more."""
+            if self.successor is None or not self.replica.leads:
+                closed()
+            else:
+                self.replica.release(self.successor, self._scheduler.monotonic())
+                self._when_confirmed(self._scheduler.monotonic() + self.replica.timing.lease_us, closed)
+
         self.stages.stop()
         if not self.replica.leads:  # a leader still writes what it took; a follower reads no more, and does not claim
             self._over = True
             self._wal.stop_reading()
-        super().close(closed)
+        super().close(shut)
+
+    def _when_confirmed(self, until: int, call: Callable[[], None]) -> None:
+        if not self.replica.unconfirmed or self._scheduler.monotonic() >= until:
+            call()
+        else:
+            self._scheduler.later(RELEASE_US, partial(self._when_confirmed, until, call))
 
     # -- what the replica asks for -------------------------------------------------------------------------------------
 
@@ -598,11 +614,6 @@ class ReplicatedLog(EmbeddedLog):
             then()
 
         self._shipping.change(placed(placement), counts)
-
-    def release(self, successor: str) -> None:
-        """Lead no more, and say so: the last that is shipped. Whoever calls it has closed all doors, and ends the process when nothing
-        is unconfirmed any more."""
-        self.replica.release(successor, self._scheduler.monotonic())
 
     def _is_packable(self, spec: TopicSpec) -> bool:
         """A packed segment becomes durable by the journal, which a cell does not use: the WAL is its journal."""

@@ -8,6 +8,7 @@ When the leader changes, its legs end, and so do the connections of the clients 
 """
 
 import asyncio
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -21,6 +22,7 @@ BUFFER_BYTES_MAX: Final = 256 * limits.KIB  # that one side has not taken; above
 CONNECT_S: Final = 5.0
 LEADER_S: Final = 15.0  # a take-over takes a little more than two leases
 LOOK_S: Final = 0.05
+GONE: Final = "the front has ended the leg"
 
 
 class Way(NamedTuple):
@@ -77,17 +79,22 @@ class Crossing:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LEADER_S):
-                while (way := self._owner.way()) is None:
+                while (way := self._owner.way()) is None and not is_gone(front):
                     await asyncio.sleep(LOOK_S)
+            if way is None:
+                raise ConnectionResetError(GONE)
             self.way = way
             async with asyncio.timeout(CONNECT_S):
                 await loop.create_connection(lambda: self.far, way.host, way.port, ssl=way.tls)
             if self.far.transport is None:
                 raise ConnectionResetError("it closed the connection")
+            if is_gone(front):
+                raise ConnectionResetError(GONE)
             self.far.transport.write(way.greeting)
             await loop.connect_accepted_socket(lambda: self.near, front)
         except (OSError, TimeoutError) as error:
-            self._owner.failed(self.way, str(error) or type(error).__name__)
+            if str(error) != GONE:
+                self._owner.failed(self.way, str(error) or type(error).__name__)
             front.close()
             self.end()
         except asyncio.CancelledError:
@@ -151,6 +158,13 @@ class Crossings:
         self._loop.remove_reader(self._accepting.fileno())
         for crossing in list(self.open):
             crossing.end()
+
+
+def is_gone(front: socket.socket) -> bool:
+    """Has the front ended the leg? Then what it sent is not carried: its client is gone, and may have said newer things elsewhere."""
+    looking = select.poll()
+    looking.register(front, select.POLLHUP)
+    return bool(looking.poll(0))
 
 
 class Leaving:
