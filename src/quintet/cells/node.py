@@ -77,9 +77,10 @@ class NodePlace(Place):
         self.stop_listening()
 
     def stop_listening(self) -> None:
-        """Linux takes them out of those that share their ports; `listen` brings them back."""
+        """Linux takes them out of those that share their ports; `listen` brings them back. Not one that does not listen: what it accepts
+        later would be shut down from its beginning."""
         for bound in self.sockets.values():
-            with contextlib.suppress(OSError):  # it did not listen
+            if bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 bound.shutdown(socket.SHUT_RDWR)
 
     def leads(self, cell: int) -> bool:
