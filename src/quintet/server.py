@@ -168,7 +168,9 @@ class Server:
             scheduler.close()
             return 0
         try:
-            options = replace(broker_options(settings), traces=self._open_telemetry())
+            options = replace(
+                broker_options(settings), traces=self._open_telemetry(), identity_followed=self.identity_followed
+            )
             with _collector_off():
                 self.broker = Broker(self.log, scheduler, options, report)
             self.broker.set_credentials(_credentials(settings))
@@ -195,6 +197,7 @@ class Server:
     # What a node of a cell does otherwise (cell_server.py, ADR 39).
 
     turns_type: type[Turns] = Turns
+    identity_followed = False
 
     def _make_log(self, scheduler: LoopScheduler, make: Callable[..., EmbeddedLog] = EmbeddedLog) -> EmbeddedLog:
         settings = self.settings
@@ -264,6 +267,7 @@ class Server:
         listeners, tls = self.settings.listeners, self.settings.data / "tls"
         self.doors = self._make_doors(tls)
         self.listeners = self.doors.listeners
+        await self._open_links()
         for door in listeners.doors:
             if listeners.of(door).enabled:
                 await self.doors.open(door, listeners.of(door))
@@ -273,6 +277,9 @@ class Server:
         if listeners.console.enabled:
             await self._open_console(listeners.console)
         await self._open_admin()
+
+    async def _open_links(self) -> None:
+        """Before the doors: what one of several processes needs (cells/process.py)."""
 
     def _make_doors(self, tls: Path) -> OpenDoors:
         return OpenDoors(self.broker, self._scheduler, self._limits_of, report, self.output, self.turns, tls)

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from quintet.broker.core import Broker
+from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import EVERYTHING, Acl, Principal
-from quintet.broker.identity.users import ConfiguredUser
+from quintet.broker.identity.shared import Row, SharedIdentity
+from quintet.broker.identity.users import ConfiguredUser, UserRow
 from quintet.model.cells import CellMap
 from quintet.model.errors import OtherCell
 from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 
+ANN = Row("__users", b"ann", msgspec.json.encode(UserRow("ann", "", (), True, 1, 1, 1)))
 ADMIN = Principal("root", admin=EVERYTHING)
 CELLS = CellMap(2)
 OURS, THEIRS = (next(f"n{i}".encode() for i in range(99) if CELLS.cell_of(f"n{i}".encode()) == cell) for cell in (0, 1))
@@ -25,9 +28,8 @@ def refuse(name: bytes) -> None:
 
 @pytest.fixture
 def sim() -> SimBroker:
-    found = SimBroker()
+    found = SimBroker(options=BrokerOptions(identity_followed=True))
     found.broker.topics.check_place = refuse
-    found.broker.refuse_changes()
     return found
 
 
@@ -54,11 +56,14 @@ CHANGES: list[Callable[[Broker], Any]] = [
 
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
-def test_identity_is_changed_by_the_configuration_alone(sim: SimBroker, number: int) -> None:
+def test_identity_is_changed_in_cell_0_alone(sim: SimBroker, number: int) -> None:
+    """Not even by the configuration, which cell 0 reads, too."""
     told: list[Exception | None] = []
     sim.broker.configure_users([], [ConfiguredUser("ann", (), b"long enough", "")], told.append)
     sim.scheduler.run_until_idle()
-    assert told == [None]
+    assert told == [None] and sim.broker.users.get("ann") is None
+    SharedIdentity(sim.broker.users, sim.broker.keys, sim.broker.quotas).take([ANN], True)
+    assert sim.broker.users.get("ann") is not None
     failed: list[Exception | None] = []
     start(CHANGES[number](sim.broker)).then(lambda _, error: failed.append(error))
     sim.scheduler.run_until_idle()

@@ -82,7 +82,15 @@ def place(router: Router, data: bytes) -> int:
 
 
 def test_every_operation_of_flymq_has_one_place() -> None:
-    kinds = [routing.BY_NAME, routing.GROUPS, routing.TRANSACTIONS, routing.EVERYWHERE, routing.HERE, routing.NOWHERE]
+    kinds = [
+        routing.BY_NAME,
+        routing.GROUPS,
+        routing.TRANSACTIONS,
+        routing.EVERYWHERE,
+        routing.HERE,
+        routing.CHANGES,
+        routing.NOWHERE,
+    ]
     for code, operation in frames.OPERATIONS.items():
         assert sum(code in kind for kind in kinds) == 1, operation.name
     for code in routing.BY_NAME:  # their payload begins with it

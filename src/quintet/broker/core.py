@@ -126,6 +126,9 @@ class BrokerOptions:
     entropy: Entropy = no_entropy
     traces: Traces | None = None  # who follows sampled messages; None: nobody
     doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
+    identity_followed: bool = (
+        False  # users, keys, rules and quotas are those of cell 0 (ADR 48): nothing of them is written here
+    )
 
 
 class Broker:
@@ -213,6 +216,7 @@ class Broker:
 
     def _open_quotas(self, log: Log, scheduler: Scheduler) -> None:
         changes = Changes(scheduler, self.audit)
+        changes.followed = self.users.changes.followed = self._options.identity_followed
         self.quotas = Quotas(log, self.access, changes, scheduler, self.tenants, self._options.quotas, self.topics)
         self.quotas.load()
         self.topics.admit = self.quotas.check_topic
@@ -254,7 +258,8 @@ class Broker:
 
     def set_credentials(self, credentials: Iterable[Credential]) -> None:
         """Make these the configured API keys; those that are gone stop working at once. Keys of users stay."""
-        self.keys.configure(credentials)
+        if not self._options.identity_followed:
+            self.keys.configure(credentials)
 
     def set_tokens(self, options: TokenOptions) -> None:
         """Judge tokens by these options from now on; what sessions remember of tokens is judged again."""
@@ -273,11 +278,10 @@ class Broker:
     ) -> None:
         """Make these the roles and the users of the configuration; done(first error) when they are durable."""
         self.access.set_roles(roles)
+        if self._options.identity_followed:
+            done(None)
+            return
         start(self.users.configure(users)).then(lambda _, error: done(error))
-
-    def refuse_changes(self) -> None:
-        """From now on users, keys, rules and quotas are changed by the configuration alone: other cells would not know (ADR 44)."""
-        self.users.changes.configured_only = self.quotas.changes.configured_only = True
 
     def authenticate(self, secret: bytes, peer: str = "") -> tuple[str, Principal]:
         """(identity, principal) of an API key; passwords are `users.authenticate_password`'s."""
@@ -525,7 +529,7 @@ class Broker:
         dated = [
             lambda: self.queues.tick(now, monotonic),
             lambda: self.peers.tick(trusted, monotonic),
-            lambda: self.keys.tick(now, trusted),
+            lambda: self.keys.tick(now, 0 if self._options.identity_followed else trusted),
             lambda: self.delays.tick(now),
             lambda: self.caches.tick(trusted),
         ]

@@ -5,7 +5,7 @@ or with the error after it was taken back. At start `load` folds what the log ho
 the last row of a key the one before it would count again (ADR 15). Compaction keeps the topic as small as the dict.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -46,6 +46,7 @@ class Table(Generic[T]):
         self._deleted: set[bytes] = set()
         self._kept = True
         self._followed = -1  # the offset that `follow` reads next; -1: it was not called yet
+        self.changed: Callable[[bytes], None] | None = None  # told of a key when its change is durable or taken back
 
     @property
     def partition(self) -> Partition:
@@ -89,6 +90,27 @@ class Table(Generic[T]):
             self._set(key, row)
         return changed
 
+    # -- rows of another broker's table (ADR 48) ---------------------------------------------------------------------
+
+    def encoded(self, key: bytes) -> bytes | None:
+        """A row as `take` wants it; None: there is none."""
+        row = self._rows.get(key)
+        return None if row is None else self._encode(row)
+
+    def all_keys(self) -> list[bytes]:
+        return list(self._rows)
+
+    def take(self, rows: Mapping[bytes, bytes | None], whole: bool) -> list[bytes]:
+        """Be what another table is, in memory alone: these rows, None for those that are gone. whole: and no others. The keys of rows that
+        are others now, those that are gone first."""
+        gone = [key for key in self._rows if rows.get(key, None if whole else b"") is None]
+        fresh = {key: self._decoded(key, value) for key, value in rows.items() if value is not None}
+        changed = [key for key, row in fresh.items() if self._rows.get(key) != row]
+        for key in gone:
+            del self._rows[key]
+        self._rows |= fresh
+        return gone + changed
+
     def take_rows(self) -> Iterator[T]:
         """Each row, which is then the caller's to keep: from now on the table only writes, and nothing can be asked of it."""
         self._kept = False
@@ -128,6 +150,8 @@ class Table(Generic[T]):
         def appended(_offset: int, error: Exception | None) -> None:
             if error is not None:
                 self._rows = before | self._rows  # what was written again meanwhile stays
+            for key in keys:
+                self._tell(key)
             done(error)
 
         self._partition.append(batch, appended)
@@ -152,7 +176,12 @@ class Table(Generic[T]):
         """Durable, or not: then the dict says what it said before, unless it was changed again meanwhile."""
         if error is not None and self._rows.get(key) is row:
             self._set(key, before)
+        self._tell(key)
         durable.finished(error)
+
+    def _tell(self, key: bytes) -> None:
+        if self.changed is not None:
+            self.changed(key)
 
     def _set(self, key: bytes, row: T | None) -> None:
         if not self._kept:

@@ -14,12 +14,15 @@ from pathlib import Path
 from quintet import figures, logs, server
 from quintet.admin.app import create_app
 from quintet.admin.listener import serve_http
+from quintet.broker.identity.shared import SharedIdentity
 from quintet.cells.figures import Answering, CellsView, figures_path
 from quintet.config import Settings
 from quintet.model.cells import HOME
-from quintet.model.errors import OtherCell
+from quintet.model.errors import OtherCell, ShuttingDown
 from quintet.net.cells.back import NAME
 from quintet.net.cells.doors import CellDoors, Place
+from quintet.net.cells.identity import NAME as IDENTITY
+from quintet.net.cells.identity import Following, Spreading
 from quintet.net.cells.pins import LinkedPins
 from quintet.net.doors import OpenDoors
 
@@ -39,6 +42,7 @@ class CellProcess(server.Server):
         self._alive = alive
         self._answering: Answering | None = None
         self._all: CellsView | None = None
+        self._spreading: Spreading | None = None
 
     place_type: type[Place] = Place
 
@@ -50,7 +54,6 @@ class CellProcess(server.Server):
     def _make_doors(self, tls: Path) -> OpenDoors:
         place = self.place
         self.broker.topics.check_place = self.check_place
-        self.broker.refuse_changes()
         self.broker.subscriptions.number_for(place.cell, place.cells.count)
         doors = CellDoors(self.broker, self._scheduler, self._limits_of, server.report, self.output, self.turns, tls)
         doors.place = place
@@ -72,6 +75,29 @@ class CellProcess(server.Server):
         asyncio.get_running_loop().add_reader(self._alive, self._left_alone)
         await super()._open_doors()
 
+    @property
+    def identity_followed(self) -> bool:  # type: ignore[override]
+        return not self.is_home
+
+    async def _open_links(self) -> None:
+        broker, place = self.broker, self.place
+        identity = SharedIdentity(broker.users, broker.keys, broker.quotas)
+        if self.is_home:
+            others = {cell: place.path(cell) for cell in range(place.cells.count) if cell != place.cell}
+            self._spreading = Spreading(identity, self.turns, others)
+            self._spreading.start()
+            broker.users.changes.spread = broker.quotas.changes.spread = self._spreading.spread
+            await self.cell_doors.open_links({})
+            return
+        following = Following(identity)
+        await self.cell_doors.open_links({IDENTITY: following.session})
+        waits = [asyncio.ensure_future(each.wait()) for each in (following.there, self._stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
+        if not following.there.is_set():
+            raise ShuttingDown(f"cell {place.cell} was stopped before cell {HOME} had told it who may do what")
+
     async def _open_admin(self) -> None:
         """What this cell counts: at the admin listener of cell 0, or for cell 0 to ask."""
         door, links = self.settings.listeners.admin, self.place.links
@@ -88,6 +114,8 @@ class CellProcess(server.Server):
         self.cell_doors.taking.stop()
         if self._answering is not None:
             self._answering.stop()
+        if self._spreading is not None:
+            self._spreading.stop()
         await super()._drain()
         if self._all is not None:
             self._all.stop()

@@ -337,3 +337,9 @@ class OtherCell(QuintetError):
     """Something belongs to another cell of this broker than the one that was asked, or to several (docs/CELLS.md)."""
 
     code = "E1704"
+
+
+class CellsBehind(QuintetError):
+    """A change was made in cell 0 of this broker, and another cell has not taken it over in time: it may still go by what was before."""
+
+    code = "E1705"

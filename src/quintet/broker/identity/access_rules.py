@@ -3,7 +3,7 @@
 The table `__acls` holds what is known; `Access` holds what is live, and follows every change at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -45,8 +45,16 @@ class AccessRules:
 
     def follow(self) -> None:
         """Of a follower: make live what the leader wrote since the last call."""
-        for key in self._table.follow():
+        self.take(self._table.follow())
+
+    def take(self, changed: Collection[bytes]) -> None:
+        """Make live what the rows of these keys say, which somebody else wrote."""
+        for key in changed:
             self._follow(key.decode())
+
+    @property
+    def table(self) -> Table[AclRow]:
+        return self._table
 
     def get(self, pattern: str) -> Acl | None:
         row = self._table.get(pattern.encode("utf-8", "replace"))

@@ -12,7 +12,7 @@ live and follows every change at once. `explain` says what somebody may do and w
 """
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal, cast, get_args
@@ -141,6 +141,10 @@ class Keys:
         self._ended: set[str] = set()  # digests of keys that have expired, and are still in the table
         users.on_deleted = self._forget_user
 
+    @property
+    def table(self) -> Table[CredentialRow]:
+        return self._table
+
     def load(self) -> None:
         """Make live what the table holds; what expired or lost its user meanwhile goes. Needs the users loaded."""
         now = self._scheduler.now()
@@ -154,7 +158,10 @@ class Keys:
     def follow(self) -> None:
         """Of a follower: make live what the leader wrote since the last call. It deletes nothing: `tick` with 0 as the trusted time does
         not either."""
-        changed = self._table.follow()
+        self.take(self._table.follow())
+
+    def take(self, changed: Collection[bytes]) -> None:
+        """Make live what the rows of these keys say, which somebody else wrote."""
         for key in changed:
             self._follow(key.decode())
         if changed:
@@ -180,7 +187,7 @@ class Keys:
         """A new key of this user ("": the actor's own), called `name`, until `expires_s` (0: for good)."""
         audited = self._audited("key.create", actor, user, peer, name=name)
         async with audited:
-            self._users.changes.check(actor.name)
+            self._users.changes.check()
             owner = self._owner(actor, user)
             self._check_new(owner, name, expires_s)
             born = self._users.born(owner)
@@ -214,7 +221,7 @@ class Keys:
     async def remove(self, actor: Principal, user: str, id: str, *, peer: str = "") -> KeyInfo:
         """The key of this id stops working, at once. The user is whose it is ("": the actor's)."""
         async with self._audited("key.delete", actor, user, peer, id=id):
-            self._users.changes.check(actor.name)
+            self._users.changes.check()
             owner = self._owner(actor, user)
             row = next((row for row in self._table if row.id == id and row.user == owner), None) if id else None
             if row is None:
@@ -340,7 +347,8 @@ class Keys:
             self._access.set_key(row.credential)
 
     def _audited(self, type: str, actor: Principal, user: str, peer: str, **details: object) -> _Audited:
-        return _Audited(self._audit, self._scheduler, type, actor.name, user or actor.name, peer, details)
+        spread = self._users.changes.spread
+        return _Audited(self._audit, self._scheduler, type, actor.name, user or actor.name, peer, details, spread)
 
     def _deny(self, type: str, actor: Principal, user: str, peer: str) -> None:
         self._audit.record("access.denied", actor.name, user, "denied", peer, type)

@@ -16,7 +16,7 @@ by connection and not by message, because the kernel appends without asking anyb
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
@@ -138,9 +138,17 @@ class Quotas:
 
     def follow(self) -> None:
         """Of a follower: make live what the leader wrote since the last call."""
-        for key in self._table.follow():
+        self.take(self._table.follow())
+
+    def take(self, changed: Collection[bytes]) -> None:
+        """Make live what the rows of these keys say, which somebody else wrote."""
+        for key in changed:
             kind, _, name = key.decode().partition(":")
             self._changed_live("tenant" if kind == "tenant" else "user", name)
+
+    @property
+    def table(self) -> Table[QuotaRow]:
+        return self._table
 
     # -- bounds ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ An unknown or disabled user costs the same hashes (logins.py), so the time of an
 hashes are in no repr, no log and no error.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -123,9 +123,17 @@ class Users:
 
     def follow(self) -> None:
         """Of a follower: make live what the leader wrote since the last call."""
-        for key in self._table.follow():
-            self._follow(key.decode())
+        self.take(self._table.follow())
         self.rules.follow()
+
+    def take(self, changed: Collection[bytes]) -> None:
+        """Make live what the rows of these keys say, which somebody else wrote."""
+        for key in changed:
+            self._follow(key.decode())
+
+    @property
+    def table(self) -> Table[UserRow]:
+        return self._table
 
     # -- who -------------------------------------------------------------------------------------------------------
 

@@ -50,14 +50,12 @@ class CellDoors(OpenDoors):
     place: Place  # set before the first is opened
 
     async def open(self, door: AnyDoor, options: Options) -> None:
-        if NAME not in self.listeners:
-            await self._open_links()
         if door.route is not None or self.place.cell == HOME:
             await super().open(door, options)
 
-    async def _open_links(self) -> None:
-        """Listen for the other processes."""
-        self._makes: dict[str, Make] = {}
+    async def open_links(self, own: Mapping[str, Make]) -> None:
+        """Listen for the other processes; own: what they reach beside the doors."""
+        self._makes: dict[str, Make] = {**own}
         listener = LegListener(self.place.legs, self._makes, self._report, self._output, self._turns)
         await listener.start()
         self.listeners[NAME] = listener

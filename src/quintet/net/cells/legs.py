@@ -46,14 +46,15 @@ class Leg(asyncio.Protocol):
         "_lost",
         "_paused",
         "_reader",
-        "_sent",
         "_sink",
         "_task",
         "_transport",
         "_turns",
+        "answered",
         "cell",
         "idle",
         "said",
+        "sent",
     )
 
     def __init__(self, cell: int, sink: SessionConnection, turns: Turns, said: wire.Opening) -> None:
@@ -64,7 +65,7 @@ class Leg(asyncio.Protocol):
         self._turns = turns
         self._reader = wire.Reader()
         self._early: list[bytes] | None = [wire.opening(said)]
-        self._sent = 0
+        self.sent = self.answered = 0  # bytes
         self._lost: Callable[[], None] | None = None
         self._paused = False
         self._transport: asyncio.Transport | None = None
@@ -91,7 +92,7 @@ class Leg(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         self.idle = False
-        self._sent += len(data)
+        self.sent += len(data)
         if self._early is not None:
             self._early.append(data)
         elif self._transport is not None:
@@ -128,7 +129,8 @@ class Leg(asyncio.Protocol):
             if kind == wire.OUTPUT:
                 outputs.append(body)
             elif kind == wire.IDLE:
-                self.idle = wire.COUNT.unpack(body)[0] == self._sent
+                self.answered = wire.COUNT.unpack(body)[0]
+                self.idle = self.answered == self.sent
             else:
                 reason = body.decode(errors="replace")
         if self._lost is None:

@@ -2,7 +2,8 @@
 
     BY_NAME     the cell of the topic, or of the schema, whose name its payload begins with
     EVERYWHERE  every cell is asked, and the lists in the answers are joined
-    HERE        all cells would say the same: what the configuration says, and who this connection is
+    HERE        all cells would say the same: users, keys and access rules, and who this connection is
+    CHANGES     of those: cell 0 makes them, the others follow before it answers (ADR 48)
     NOWHERE     refused, because one cell's answer would be half of the truth; the text says what to do
     GROUPS      the cell of the topic, which must be named
 
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from quintet import kernel
-from quintet.model.cells import CellMap
+from quintet.model.cells import HOME, CellMap
 from quintet.model.errors import OtherCell, QuintetError, TransactionNotFound
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.section import FlymqListener
@@ -45,7 +46,12 @@ EVERYWHERE: Final = {
     frames.LIST_GROUPS: "groups",
     frames.CLUSTER_STATUS: "nodes",
     frames.CLUSTER_METADATA: "topics",
+    frames.QUOTA_LIST: "quotas",
 }
+# What a user or tenant uses: each cell counts its own.
+USED: Final = (
+    "connections", "topics", "storage_bytes", "received_bytes", "sent_bytes", "pauses", "paused_ms", "refused", "held"
+)  # fmt: skip
 # ... unless a name is given: then the cell of that.
 NAMED: Final = frozenset({frames.LIST_SCHEMAS, frames.CLUSTER_METADATA})
 HERE: Final = frozenset(
@@ -54,20 +60,14 @@ HERE: Final = frozenset(
         frames.ACL_GET, frames.ACL_LIST, frames.ACL_EXPLAIN, frames.KEY_LIST,
     }
 )  # fmt: skip
-_CONFIGURED: Final = (
-    "users, keys, access rules and quotas of a broker with several cells are those of its configuration"
-)
+CHANGES: Final = frozenset(
+    {
+        frames.USER_CREATE, frames.USER_DELETE, frames.USER_UPDATE, frames.ACL_SET, frames.ACL_DELETE, frames.PASSWORD_CHANGE,
+        frames.KEY_CREATE, frames.KEY_REMOVE, frames.QUOTA_SET, frames.QUOTA_CLEAR,
+    }
+)  # fmt: skip
 _AUDITED: Final = "each cell of this broker has an audit of its own"
-_USED: Final = "each cell of this broker counts by itself what users and tenants use"
 NOWHERE: Final = {
-    **dict.fromkeys(
-        (
-            frames.USER_CREATE, frames.USER_DELETE, frames.USER_UPDATE, frames.ACL_SET, frames.ACL_DELETE, frames.PASSWORD_CHANGE,
-            frames.KEY_CREATE, frames.KEY_REMOVE, frames.QUOTA_SET, frames.QUOTA_CLEAR,
-        ),
-        (_CONFIGURED, "change the configuration and send SIGHUP"),
-    ),
-    frames.QUOTA_LIST: (_USED, "see /metrics"),
     **dict.fromkeys(
         (frames.AUDIT_QUERY, frames.AUDIT_EXPORT, frames.AUDIT_QUERY_SDK, frames.AUDIT_EXPORT_SDK),
         (_AUDITED, "read it with `quintet audit tail --data DATA/cell-0`, and so on for the others"),
@@ -212,6 +212,8 @@ class FlyRouter:
             if code == frames.AUTH:
                 self.note(memoryview(frame))
             return Run(self._own, end)
+        if code in CHANGES:
+            return Run(HOME, end)
         ask = codec.decode_request(operation, payload)
         plain = frames.HEADER.pack(frames.MAGIC, frames.VERSION, code, frames.BINARY, len(payload)) + bytes(payload)
         if code in EVERYWHERE:
@@ -266,6 +268,8 @@ class FlyRouter:
             joined[rows] = [row for answer in answers for row in answer[rows]]
         if operation.code in (frames.LIST_TOPICS, frames.MATCH_TOPICS):
             joined[rows].sort()
+        if operation.code == frames.QUOTA_LIST:
+            joined[rows] = _used_in_all(joined[rows])
         if operation.code == frames.MATCH_TOPICS:
             joined["version"] = sum(answer["version"] for answer in answers)
             joined["changed"] = joined["version"] != asked
@@ -323,6 +327,15 @@ class FlyRouter:
         if answer[2] == frames.ERROR:
             return answer
         return codec.encode_answer(operation, self._dialect, {**self._values(operation, answer), "txn_id": id}, 0)
+
+
+def _used_in_all(rows: list[codec.Values]) -> list[codec.Values]:
+    """One row for each user and tenant, with what it uses in all cells. The bounds are the same in all."""
+    found: dict[tuple[str, str], codec.Values] = {}
+    for row in rows:
+        one = found.setdefault((row["kind"], row["name"]), {**row, **dict.fromkeys(USED, 0)})
+        one |= {name: one[name] + row[name] for name in USED}
+    return [{**found[who], "held": bool(found[who]["held"])} for who in sorted(found)]
 
 
 def _says_more(view: memoryview, at: int, end: int) -> bool:
