@@ -1,5 +1,6 @@
 """What says which cell a frame is for: every operation has a place, hostile bytes are somebody's, and nothing is passed over."""
 
+import json
 import random
 import struct
 from typing import Any
@@ -16,6 +17,11 @@ from quintet.protocols.blipmq.routing import BlipRouter
 from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.fast.routing import FastRouter
+from quintet.protocols.felix import codec as felix_codec
+from quintet.protocols.felix import frames as felix_frames
+from quintet.protocols.felix.frames import Dialect
+from quintet.protocols.felix.routing import NAMED, FelixRouter
+from quintet.protocols.felix.section import FelixListener
 from quintet.protocols.flymq import codec as fly
 from quintet.protocols.flymq import frames, routing
 from quintet.protocols.flymq.section import FlymqListener
@@ -57,6 +63,25 @@ class Session:
         return token == TOKEN
 
 
+class FelixStream:
+    """What the router of Felix asks of a session."""
+
+    def __init__(self) -> None:
+        self.shared = type("Shared", (), {"places": None})()
+        self.dialect = Dialect(False, felix_frames.SERVER_FLAGS, True)
+
+
+def felix(**fields: Any) -> bytes:
+    return felix_codec.frame(json.dumps(fields).encode())
+
+
+def batch(stream: str, acked: bool, key: bytes | None = None) -> bytes:
+    flags = felix_frames.BATCH | (felix_frames.ACKED if acked else 0) | (felix_frames.KEYS if key is not None else 0)
+    front = struct.pack(">QB", 1, 1) if acked else b""
+    front += b"" if key is None else struct.pack(">H", len(key)) + key
+    return felix_codec.frame(front + felix_codec.target("", "", stream) + struct.pack(">II", 1, 1) + b"v", flags)
+
+
 def fly_router() -> routing.FlyRouter:
     return routing.FlyRouter(CELLS, OWN, FlymqListener(), Session())  # type: ignore[arg-type]
 
@@ -66,6 +91,7 @@ def routers() -> list[Router]:
         BlipRouter(CELLS, OWN, MOST, Session()),  # type: ignore[arg-type]
         FastRouter(CELLS, OWN, MOST, Session()),  # type: ignore[arg-type]
         fly_router(),
+        FelixRouter(CELLS, OWN, FelixListener(), FelixStream()),  # type: ignore[arg-type]
     ]
 
 
@@ -132,7 +158,44 @@ def test_an_empty_token_of_fast_is_written_out() -> None:
     assert place(router, fast.create(TOKEN, b"orders")) == CELLS.cell_of_number(topic_id(b"orders"))
 
 
-@given(st.integers(0, 2), st.randoms(use_true_random=False))
+def test_requests_of_felix_go_where_topic_or_subscription_is() -> None:
+    router = routers()[3]
+    for number in range(20):
+        name = f"t{number}"
+        cell, scope = CELLS.cell_of(name.encode()), {"tenant_id": "", "namespace": "", "stream": name}
+        assert {place(router, batch(name, acked, key)) for acked in (True, False) for key in (None, b"k")} == {cell}
+        packed = felix_codec.pack(batch(name, True)[felix_frames.HEADER.size :])
+        flags = felix_frames.BATCH | felix_frames.ACKED | felix_frames.ZSTD
+        assert place(router, felix_codec.frame(packed, flags)) == cell
+        for kind in NAMED - {"subscribe"}:
+            assert place(router, felix(type=kind, **scope)) == cell
+        run = router.run(memoryview(felix(type="subscribe", start="earliest", **scope)), 0, 0)
+        assert run.cell == cell and run.data is not None
+        said = json.loads(run.data[felix_frames.HEADER.size :])
+        assert said.pop("subscription_id") % CELLS.count == cell
+        assert said == {"type": "subscribe", "start": "earliest", **scope}
+    assert place(router, felix(type="match_topics", patterns=["*"])) == EVERY
+    assert place(router, felix(type="cache_get", key="k")) == place(router, felix(type="nonsense")) == OWN
+
+
+def test_an_id_of_a_subscription_is_one_cells_on_a_connection() -> None:
+    router, by_cell = routers()[3], {CELLS.cell_of(f"t{n}".encode()): f"t{n}" for n in range(99)}
+    where = {"type": "subscribe", "tenant_id": "", "namespace": ""}
+    given = router.run(memoryview(felix(**where, stream=by_cell[0])), 0, 0).data
+    assert given is not None
+    id = json.loads(given[felix_frames.HEADER.size :])["subscription_id"]
+    assert place(router, felix(type="ack", subscription_id=id, ranges=[])) == 0
+    assert place(router, felix(**where, stream=by_cell[1], subscription_id=id)) == REFUSED, "it was given out"
+    assert place(router, felix(**where, stream=by_cell[1], subscription_id=900)) == 1
+    assert place(router, felix(type="unsubscribe", subscription_id=900)) == 1
+    assert place(router, felix(**where, stream=by_cell[2], subscription_id=900)) == REFUSED, "another cell has it"
+    assert place(router, felix(**where, stream=by_cell[1], subscription_id=900)) == 1, "which says so itself"
+    for _ in range(300):
+        watch = router.run(memoryview(felix(type="cache_watch", key="k")), 0, 0).data
+        assert watch is not None and json.loads(watch[felix_frames.HEADER.size :])["subscription_id"] != 900
+
+
+@given(st.integers(0, 3), st.randoms(use_true_random=False))
 def test_hostile_bytes_never_stop_a_router(which: int, chance: random.Random) -> None:
     """Each run lies in the bytes, and goes on until what is left is no whole frame."""
     known = [
@@ -149,6 +212,12 @@ def test_hostile_bytes_never_stop_a_router(which: int, chance: random.Random) ->
         ask("COMMIT", topic="t", group="g", partition=0, offset=0, generation=0, txn_id="x|y|z"),
         ask("LIST_TOPICS"),
         ask("TXN_BEGIN"),
+        batch("t", True),
+        batch("t", False, b"key"),
+        felix(type="subscribe", tenant_id="a", namespace="b", stream="c"),
+        felix(type="subscribe", tenant_id="", namespace="", stream="c", subscription_id=7),
+        felix(type="ack", subscription_id=-1, ranges=[]),
+        felix(type="match_topics", patterns=["a"], version=1),
     ]
     data = bytearray(b"".join(chance.choice(known) for _ in range(4)))
     for _ in range(chance.randrange(4)):

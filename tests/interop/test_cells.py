@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 import quintet
-from quintet.client.core.errors import OtherCell, QuintetError, TransactionNotFound
+from quintet.client.core.errors import OtherCell, TransactionNotFound
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_PEERBUS_SECRET
@@ -257,12 +257,12 @@ async def test_what_no_cell_can_answer_alone_is_refused(
         assert (await bus.request("WHOAMI"))["username"] == "admin"  # the connection goes on
 
 
-async def test_felix_is_told_which_cell_has_a_topic(server: Server) -> None:
-    topic = topic_of(1)
-    async with quintet.connect(server.felix) as bus:
-        with pytest.raises(QuintetError, match=f"topic '{topic}' belongs to cell 1 of this broker"):
-            await bus.publish(topic, b"x")
-        await bus.publish(topic_of(0), b"x")
+@pytest.mark.parametrize("cell", range(CELLS))
+@pytest.mark.parametrize("other", [*SHARED, "felix"])
+async def test_felix_reaches_topics_of_every_cell(server: Server, other: str, cell: int) -> None:
+    expected = [str(n).encode() for n in range(MESSAGES)]
+    assert await exchange(server, "felix", other, topic_of(cell)) == expected
+    assert await exchange(server, other, "felix", topic_of(cell)) == expected
 
 
 async def test_a_schema_of_another_cell_is_refused_with_a_sentence(server: Server) -> None:

@@ -88,7 +88,7 @@ class Supervisor:
 
     def run(self) -> int:
         listeners = self._settings.listeners
-        doors = [(door, listeners.of(door)) for door in listeners.doors if door.route is not None]
+        doors = [(door, listeners.of(door)) for door in listeners.doors if door.in_every_process]
         self._sockets = bind_all([each for each in doors if each[1].enabled], self._cells.count)
         self._alive, self._wake = os.pipe(), os.pipe()
         for end in self._wake:

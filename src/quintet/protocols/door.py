@@ -79,8 +79,8 @@ class Door(Generic[O]):
     last_words: Callable[[NotLeader, O], bytes] | None = None
     """What a node that does not lead answers where it cannot forward: to whatever a client asks first. None: it closes."""
     route: "Callable[[CellMap, int, O, Any], Router] | None" = None
-    """(cells, own cell, options, session) -> what says which cell the frames of a connection are for, where a broker has several. None:
-    the door is open in cell 0 alone, and reaches what is there."""
+    """(cells, own cell, options, session) -> what says which cell the frames of a connection, or of a stream, are for, where a broker has
+    several. None: the door reaches what is in cell 0, where it is."""
     ready: Callable[[O, str], tuple[str, dict[str, str]] | None] = lambda _options, _address: None
     """An event for the log when it is open, of these options at this address; or None."""
 
@@ -88,6 +88,11 @@ class Door(Generic[O]):
     def key(self) -> str:
         """The name of its section."""
         return self.name.replace("-", "_")
+
+    @property
+    def in_every_process(self) -> bool:
+        """Of a broker with several cells. A door of QUIC is cell 0's, and its streams reach the others."""
+        return self.route is not None and self.transport != "quic"
 
     @property
     def port(self) -> int:

@@ -29,7 +29,7 @@ OPENING: Final = "opening"
 LOGIN: Final = "login"
 READY: Final = "ready"
 
-Make = Callable[[Connection, ClientAddress], Session]
+Make = Callable[[Connection, ClientAddress, wire.Opening], Session | None]  # None: it cannot be, any more
 Makes = Mapping[str, Make]
 
 
@@ -157,7 +157,10 @@ class LegSession:
             return 0
         said = msgspec.msgpack.decode(view[wire.LENGTH.size : end], type=wire.Opening)
         peer = ClientAddress(said.peer, self._connection.id)
-        self._inner = self._makes[said.door](self._connection, peer)
+        self._inner = self._makes[said.door](self._connection, peer, said)
+        if self._inner is None:
+            self._closing = "the connection of this stream has ended"
+            return end
         self._state, self._name, self._login, self._now = LOGIN, said.name, said.login, now
         self._log_in(now)
         return end
@@ -219,7 +222,7 @@ class LegSession:
 def makes_for(make: MakeSession, address: Callable[[], str]) -> Make:
     """Sessions of a door for legs: as the door makes them."""
 
-    def made(connection: Connection, peer: ClientAddress) -> Session:
+    def made(connection: Connection, peer: ClientAddress, _said: wire.Opening) -> Session:
         found: Session = make(connection, peer, address())
         return found
 

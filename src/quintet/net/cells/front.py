@@ -246,13 +246,18 @@ class CellSession:
             found.end()
             found = None
         if found is None:
-            name = (self._inner.principal_name or "") if self._router.needs_login else ""
-            said = wire.Opening(self._door, str(self._peer), name, login)
-            found = self._legs[cell] = Leg(cell, self._sink, self._turns, said)
+            found = self._legs[cell] = Leg(cell, self._sink, self._turns, self._opening(login))
             self._router.reached.add(cell)
             self.take_output = self._take_all
-            found.connect(self._links.path(cell), self._lost_leg(cell))
+            self._connect(found)
         return found
+
+    def _opening(self, login: bytes) -> wire.Opening:
+        name = (self._inner.principal_name or "") if self._router.needs_login else ""
+        return wire.Opening(self._door, str(self._peer), name, login)
+
+    def _connect(self, leg: Leg) -> None:
+        leg.connect(self._links.path(leg.cell), self._lost_leg(leg.cell))
 
     def _lost_leg(self, cell: int) -> Callable[[], None]:
         sink = self._sink

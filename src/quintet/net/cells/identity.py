@@ -185,7 +185,7 @@ class Following:
         self._newest = 0  # the connection that counts
         self.there = asyncio.Event()  # all rows were taken once
 
-    def session(self, connection: Connection, _peer: ClientAddress) -> "FollowSession":
+    def session(self, connection: Connection, _peer: ClientAddress, _said: wire.Opening) -> "FollowSession":
         return FollowSession(self, connection)
 
     def take(self, connection: int, said: Rows) -> bool:

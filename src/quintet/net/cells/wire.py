@@ -33,6 +33,7 @@ class Opening(msgspec.Struct, frozen=True):
     peer: str  # the client's address, for the audit
     name: str  # who the client is; empty: each of its requests says that
     login: bytes
+    token: str = ""  # of a stream: the connection that it is of (streams.py)
 
 
 def opening(said: Opening) -> bytes:

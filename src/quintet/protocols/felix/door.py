@@ -8,8 +8,10 @@ from quintet.protocols.felix.section import FelixListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+    from quintet.model.cells import CellMap
     from quintet.protocols.base import StreamSession
-    from quintet.protocols.felix.session import FelixStream
+    from quintet.protocols.felix.session import FelixSession, FelixStream
+    from quintet.protocols.routing import Router
 
 
 def _open(broker: "Broker", options: FelixListener) -> MakeSession:
@@ -19,6 +21,12 @@ def _open(broker: "Broker", options: FelixListener) -> MakeSession:
         return FelixSession(broker, stream, broker.scheduler.monotonic(), options, peer)
 
     return make
+
+
+def _route(cells: "CellMap", own: int, options: FelixListener, session: "FelixSession") -> "Router":
+    from quintet.protocols.felix.routing import FelixRouter
+
+    return FelixRouter(cells, own, options, session)
 
 
 def _dev_lines(dev: Development) -> list[str]:
@@ -40,6 +48,7 @@ FELIX: Final = Door(
     rights=frames.RIGHTS,
     open=_open,
     transport="quic",
+    route=_route,
     dev={"open": True, "anonymous_role": "admin"},
     dev_only=("open",),
     reloads=("tls_*", "certificate_names", "issuer", "audience"),

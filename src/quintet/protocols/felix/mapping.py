@@ -12,7 +12,7 @@ holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
@@ -40,6 +40,9 @@ from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
 from quintet.protocols.felix.frames import Dialect
 from quintet.protocols.felix.section import FelixListener
+
+if TYPE_CHECKING:
+    from quintet.protocols.felix.routing import Places
 
 Told = Callable[[bytes, Exception | None], None]
 Made = Callable[["Feed | None", Exception | None], None]
@@ -436,10 +439,16 @@ class GroupStream(EventStream):
         self.member.leave()
 
 
+class Ends(Protocol):
+    """Something that ends with a connection."""
+
+    def closed(self) -> None: ...
+
+
 class FelixPeer:
     """What the streams of one connection share: its feeds by their ids, and which tenants it counts for."""
 
-    __slots__ = ("_broker", "_closed", "_epoch", "_feeds", "_next", "_tenants", "_watching", "options", "streams")
+    __slots__ = ("_broker", "_closed", "_epoch", "_feeds", "_next", "_tenants", "_watching", "elsewhere", "options", "places", "streams")  # fmt: skip
 
     def __init__(self, broker: Broker, streams: Streams, options: FelixListener) -> None:
         self.options = options
@@ -450,6 +459,8 @@ class FelixPeer:
         self._next = 0
         self._epoch = broker.access.epoch
         self._closed = self._watching = False
+        self.elsewhere: Ends | None = None  # what this connection has in other cells (net/cells/streams.py)
+        self.places: Places | None = None
 
     def enter(self, user: str, tenant: str) -> None:
         """Somebody logged in on a stream, with a token of this tenant if it is not empty: the connection counts once, for the
@@ -534,6 +545,8 @@ class FelixPeer:
 
     def closed(self) -> None:
         self._closed = True
+        if self.elsewhere is not None:
+            self.elsewhere.closed()
         for feed in list(self._feeds.values()):
             if feed is not None:
                 feed.end()

@@ -265,17 +265,29 @@ class FelixSession(ConsumerRequests):
             self._auth(payload, now)
             return consumed
         elif self._options.open and (items or flags):
-            self._deadline = None
-            try:
-                self._shared.enter(ANONYMOUS, "")
-            except LimitExceeded as error:
-                self._refuse_auth(error)
-                return 0
-            self._enter(self._anonymous(""), DOCUMENT)
+            self.enter_open()
         elif not self._options.open and (items or flags or long):
             self._broker.audit.record("access.denied", "", "", "denied", self._peer, errors.AUTH_REQUIRED)
             self._refuse_text(errors.AUTH_REQUIRED)
         return 0
+
+    def enter_open(self) -> None:
+        """The listener lets everybody in, and the first frame is no `auth`."""
+        self._deadline = None
+        try:
+            self._shared.enter(ANONYMOUS, "")
+        except LimitExceeded as error:
+            self._refuse_auth(error)
+        else:
+            self._enter(self._anonymous(""), DOCUMENT)
+
+    @property
+    def shared(self) -> FelixPeer:
+        return self._shared
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._dialect
 
     def _anonymous(self, tenant: str) -> Bearer:
         identity, principal = self._broker.access.anonymous(self._options.anonymous_role)
