@@ -298,6 +298,20 @@ async def test_a_connection_is_moved_to_the_process_of_its_first_topic(server: S
         assert 'quintet_connections{cell="1",door="cells"} 1.0' in found, "the leg of identity, and none of them"
 
 
+async def test_what_is_sent_while_a_connection_moves_keeps_its_place(server: Server) -> None:
+    """One message a write and no answer waited for: some are in the socket when another process takes it over."""
+    for _ in range(10):
+        topic = topic_of(1)
+        async with quintet.connect(server.url) as bus:
+            for number in range(MESSAGES):
+                await bus.publish(topic, str(number).encode(), qos=0)
+                await asyncio.sleep(0)
+            await bus.ping()
+        async with quintet.connect(server.fly) as reader:
+            found = [message.value for message in await reader.fetch(topic, offset=0, max=100)]
+        assert found == [str(number).encode() for number in range(MESSAGES)]
+
+
 async def test_metrics_and_health_are_those_of_every_cell(server: Server) -> None:
     async with quintet.connect(server.fly) as bus:
         for cell in range(CELLS):

@@ -68,17 +68,17 @@ class CellDoors(OpenDoors):
         listener = LegListener(self.place.legs, self._makes, self._report, self._output, self._turns)
         await listener.start()
         self.listeners[NAME] = listener
-        self.taking = Taking(self.place.handed, self._connection, self._turns)
+        self.taking = Taking(self.place.handed, self._listener)
 
     @property
     def makes(self) -> Mapping[str, Make]:
         """How sessions for legs are made, by door."""
         return self._makes
 
-    def _connection(self, door: str) -> Connection:
+    def _listener(self, door: str) -> Listener:
         listener = self.listeners[door]
         assert isinstance(listener, Listener)
-        return Connection(listener)
+        return listener
 
     def _tcp(self, door: AnyDoor, options: Options, make: MakeSession) -> Listener:
         if door.route is None:

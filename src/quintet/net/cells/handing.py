@@ -20,7 +20,7 @@ import msgspec
 from quintet.model import limits
 from quintet.net.cells import wire
 from quintet.net.connection import Connection
-from quintet.net.turns import Turns
+from quintet.net.listener import Listener
 
 READ_BYTES_MAX: Final = 64 * limits.KIB  # of what was read and is handed over: it fits a socket's buffer
 MESSAGE_BYTES_MAX: Final = READ_BYTES_MAX + wire.OPENING_BYTES_MAX
@@ -60,13 +60,26 @@ def hand_over(path: str, connection: Connection, said: wire.Opening, read: bytes
     return True
 
 
-class Taking:
-    """Takes what other processes hand over. `make`: a connection of the door that is named."""
+class TakenConnection(Connection):
+    """A client that was at another process. What that one has read comes first: before this one reads anything of its own."""
 
-    def __init__(self, listening: socket.socket, make: Callable[[str], Connection], turns: Turns) -> None:
+    __slots__ = ("_handed",)
+
+    def __init__(self, listener: Listener, handed: Handed) -> None:
+        super().__init__(listener)
+        self._handed = handed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._listener.turns.run(partial(_receive, self, self._handed))
+
+
+class Taking:
+    """Takes what other processes hand over. `listener`: that of the door that is named."""
+
+    def __init__(self, listening: socket.socket, listener: Callable[[str], Listener]) -> None:
         self._listening = listening
-        self._make = make
-        self._turns = turns
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop.add_reader(listening.fileno(), self._accept)
@@ -100,13 +113,11 @@ class Taking:
         task.add_done_callback(self._tasks.discard)
 
     async def _go_on(self, client: socket.socket, handed: Handed) -> None:
-        connection = self._make(handed.said.door)
+        listener = self._listener(handed.said.door)
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, client)
+            await self._loop.connect_accepted_socket(lambda: TakenConnection(listener, handed), client)
         except OSError:
             client.close()
-            return
-        self._turns.run(partial(_receive, connection, handed))
 
 
 def _receive(connection: Connection, handed: Handed) -> None:
