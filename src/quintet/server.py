@@ -318,7 +318,7 @@ class Server:
             server_context(door.tls_cert, door.tls_key, door.tls_client_ca)  # raises, and says what is wrong with them
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
-            self.flight = Door(
+            self.flight = self._flight_type(Door)(
                 broker,
                 self._bridge,
                 door,
@@ -330,6 +330,10 @@ class Server:
             )
         except OSError as error:
             raise cannot_listen("flight", door.host, door.port, error) from error
+
+    def _flight_type(self, door: "type[Door]") -> "Callable[..., Door]":
+        """Which door of Flight: one of several processes has another."""
+        return door
 
     async def _open_console(self, door: ConsoleListener) -> None:
         from quintet.console.app import Console  # late: who has no console does not load it

@@ -294,8 +294,8 @@ def test_a_client_that_dies_half_way_publishes_nothing(broker: Server, client: C
     for _ in range(3):
         subprocess.run([sys.executable, "-c", HALF_A_PUT, place, topic], check=False)
     client.put(topic, rows(b"whole"))
-    stages = broker.folder / "data" / "stages"
-    while any(stages.iterdir()):  # until the last of them was noticed and thrown away
+    data = broker.folder / "data"
+    while any(data.glob("**/stages/*")):  # until the last of them was noticed and thrown away
         time.sleep(0.01)
     assert client.values(topic) == [b"whole"]
 

@@ -9,7 +9,9 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quintet import figures, logs, server
 from quintet.admin.app import create_app
@@ -25,6 +27,9 @@ from quintet.net.cells.identity import NAME as IDENTITY
 from quintet.net.cells.identity import Following, Spreading
 from quintet.net.cells.pins import LinkedPins
 from quintet.net.doors import OpenDoors
+
+if TYPE_CHECKING:
+    from quintet.flight.server import Door
 
 _log = logs.Logger()
 
@@ -125,8 +130,18 @@ class CellProcess(server.Server):
         _log.error("supervisor_gone", cell=self.place.cell, hint="this cell stops, as after SIGTERM")
         self._stop.set()
 
+    def _flight_type(self, _door: "type[Door]") -> "Callable[..., Door]":
+        from quintet.flight import cells  # late: who has no pyarrow has no such door
+
+        place = self.place
+        if self.is_home:
+            return partial(cells.CellsDoor, cells=place.cells, own=place.cell, links=place.links)
+        return partial(cells.InnerDoor, path=cells.socket_path(place.links, place.cell))
+
     def addresses(self) -> dict[str, str]:
-        return {name: where for name, where in super().addresses().items() if name != NAME}
+        """Where clients reach this process."""
+        inner = (NAME,) if self.is_home else (NAME, "flight")
+        return {name: where for name, where in super().addresses().items() if name not in inner}
 
     def _announce(self, print_ready: bool) -> None:
         addresses = self.addresses()

@@ -32,7 +32,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
     if not isinstance(error, QuintetError):
         _log.error("flight_failed", exc_info=error, extra={"fields": {"error": repr(error)}})
         problem = Problem(INTERNAL_CODE, "the broker failed to answer", "its log says why", retryable=False)
-        return flight.FlightInternalError(_text(problem), msgspec.json.encode(problem))
+        return flight.FlightInternalError(text_of(problem), msgspec.json.encode(problem))
     problem = Problem(error.code, _short(error.message), _short(error.hint), error.retryable)
     kind = flight.FlightServerError
     if isinstance(error, AuthError):
@@ -41,7 +41,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
         kind = flight.FlightUnauthorizedError
     elif error.retryable:
         kind = flight.FlightUnavailableError
-    return kind(_text(problem), msgspec.json.encode(problem))
+    return kind(text_of(problem), msgspec.json.encode(problem))
 
 
 def _short(text: str) -> str:
@@ -49,5 +49,5 @@ def _short(text: str) -> str:
     return text if len(data) <= TEXT_BYTES_MAX else data[:TEXT_BYTES_MAX].decode(errors="ignore") + " ..."
 
 
-def _text(problem: Problem) -> str:
+def text_of(problem: Problem) -> str:
     return f"{problem.code}: {problem.message}" + (f" ({problem.hint})" if problem.hint else "")

@@ -97,6 +97,8 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     """Serves as soon as it is made. Made and closed on the loop thread; the handlers run elsewhere. `data` is the directory whose
     files readers of this machine may map, if the section lets them."""
 
+    login_type = Login
+
     def __init__(
         self,
         broker: Broker | FollowerBroker,
@@ -113,7 +115,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self.outgoing = Outgoing(output_bytes_max, self._stalled)
         self._report = report
         self.pipelines = Pipelines()
-        self.login = Login(broker, bridge, entropy, failures_per_minute)
+        self.login = self.login_type(broker, bridge, entropy, failures_per_minute)
         self.draining = False
         self._broker = broker
         self._bridge = bridge
@@ -136,16 +138,12 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             "node": verbs.node,
         }  # fmt: skip
         assert set(self._verbs) == set(wire.ACTIONS), "every action has one verb"
-        certificate, key, client_ca = (
-            content(file) for file in (options.tls_cert, options.tls_key, options.tls_client_ca)
-        )
+        certificate, key, client_ca = self._certificates(options)
         secure = bool(certificate)
         self._tls = "TLS" if secure else ""
-        place = flight.Location.for_grpc_tls if secure else flight.Location.for_grpc_tcp
-        host = f"[{options.host}]" if ":" in options.host else options.host
         try:
             super().__init__(
-                place(host, options.port),
+                self._location(options, secure),
                 auth_handler=NoHandshakePayload(),
                 tls_certificates=[(certificate, key)] if secure else None,
                 verify_client=bool(client_ca),
@@ -154,6 +152,14 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             )
         except (pa.ArrowException, OSError) as error:
             raise StorageError(str(error)) from error
+
+    def _certificates(self, options: FlightListener) -> tuple[bytes, bytes, bytes]:
+        """Certificate, key, authorities of clients; empty: none."""
+        return content(options.tls_cert), content(options.tls_key), content(options.tls_client_ca)
+
+    def _location(self, options: FlightListener, secure: bool) -> flight.Location:
+        place = flight.Location.for_grpc_tls if secure else flight.Location.for_grpc_tcp
+        return place(f"[{options.host}]" if ":" in options.host else options.host, options.port)
 
     @property
     def address(self) -> str:
