@@ -43,7 +43,7 @@ MORE_PROTOCOL_FILES = {
     "blipmq": {"routing.py"},
     "fast": {"routing.py"},
     "flymq": {"call.py", "group_requests.py", "message_requests.py", "producing.py", "record_requests.py", "routing.py", "topic_requests.py", "user_requests.py"},
-    "felix": {"cache_requests.py", "consumer_requests.py", "feature_requests.py", "features.py", "long_json.py", "matching.py", "watching.py"},
+    "felix": {"cache_requests.py", "consumer_requests.py", "feature_requests.py", "features.py", "long_json.py", "matching.py", "routing.py", "watching.py"},
 }  # fmt: skip
 
 REMINDERS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")

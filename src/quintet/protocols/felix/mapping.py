@@ -12,7 +12,7 @@ holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
@@ -40,9 +40,6 @@ from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
 from quintet.protocols.felix.frames import Dialect
 from quintet.protocols.felix.section import FelixListener
-
-if TYPE_CHECKING:
-    from quintet.protocols.felix.routing import Places
 
 Told = Callable[[bytes, Exception | None], None]
 Made = Callable[["Feed | None", Exception | None], None]
@@ -460,7 +457,7 @@ class FelixPeer:
         self._epoch = broker.access.epoch
         self._closed = self._watching = False
         self.elsewhere: Ends | None = None  # what this connection has in other cells (net/cells/streams.py)
-        self.places: Places | None = None
+        self.places: object | None = None  # which cell each of its feeds is in, where there are several (routing.py)
 
     def enter(self, user: str, tenant: str) -> None:
         """Somebody logged in on a stream, with a token of this tenant if it is not empty: the connection counts once, for the

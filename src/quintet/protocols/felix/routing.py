@@ -97,7 +97,8 @@ class FelixRouter:
         shared = session.shared
         if shared.places is None:
             shared.places = Places(cells.count)
-        self._places: Places = shared.places
+        assert isinstance(shared.places, Places)
+        self._places = shared.places
 
     def begin(self, view: memoryview) -> None:
         """Nobody is known yet: who need not say who he is enters before the first request is looked at."""
