@@ -21,10 +21,9 @@ from pyarrow import flight
 
 from quintet.flight import columns, reading, verbs, wire
 from quintet.flight.errors import text_of, to_flight
-from quintet.flight.login import HEADER, Caller, Login, peer_of
-from quintet.flight.pacing import StreamQuota
+from quintet.flight.login import HEADER, Caller, Login
 from quintet.flight.section import FlightListener
-from quintet.flight.server import Door, _bytes, _decode, _path
+from quintet.flight.server import CallPermit, Door, _bytes, _decode, _path
 from quintet.model.cells import CellMap
 from quintet.model.errors import BadRequest, OtherCell, ShuttingDown
 
@@ -65,7 +64,7 @@ class InnerDoor(Door):
     def _location(self, _options: FlightListener, _secure: bool) -> flight.Location:
         return flight.Location.for_grpc_unix(self._socket)
 
-    def _taken(self, reader: Iterable[flight.FlightStreamChunk], quota: StreamQuota) -> Iterator[pa.RecordBatch]:
+    def _taken(self, reader: Iterable[flight.FlightStreamChunk], permit: CallPermit) -> Iterator[pa.RecordBatch]:
         """Rows, and a word that these are all: for gRPC those of a client that died end as if it had sent all of them, and cell 0 alone
         sees that it died."""
         whole = False
@@ -76,7 +75,7 @@ class InnerDoor(Door):
                 whole = whole or chunk.app_metadata is not None
                 yield chunk
 
-        yield from super()._taken(chunks(), quota)
+        yield from super()._taken(chunks(), permit)
         if not whole:
             raise BadRequest("the rows ended before all were sent: nothing is published")
 
@@ -245,7 +244,7 @@ class CellsDoor(Door):
                     reader = self._others[cell].do_get(ticket, self._options_of(caller, None))
                 with self._lock:
                     self.figures.reads += 1
-                batches = self._counted(_batches(reader, cell), permit, peer_of(context.peer()))
+                batches = self._counted(_batches(reader, cell), permit)
                 return flight.GeneratorStream(columns.schema_of(ask.columns), batches)
             except BaseException:
                 permit.release()
@@ -269,7 +268,7 @@ class CellsDoor(Door):
                 return
             caller, permit = self._enter(context, stream=True)
             try:
-                batches = self._taken(reader, permit.quota)
+                batches = self._taken(reader, permit)
                 staged = self._passed_on(cell, caller, descriptor, reader.schema, batches, context.is_cancelled)
                 writer.write(pa.py_buffer(msgspec.json.encode(staged)))
             finally:

@@ -80,7 +80,7 @@ class Figures:
         self.cut = 0  # connections whose reader took nothing
 
 
-class _CallPermit:
+class CallPermit:
     """The place of one call among those under way; given back once, however the call ends."""
 
     def __init__(self, release: Callable[[], None], quota: StreamQuota, stream: Stream) -> None:
@@ -215,7 +215,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
 
     # -- every call ------------------------------------------------------------------------------------------------
 
-    def _enter(self, context: flight.ServerCallContext, stream: bool = False) -> tuple[Caller, _CallPermit]:
+    def _enter(self, context: flight.ServerCallContext, stream: bool = False) -> tuple[Caller, CallPermit]:
         """Who it is, and its place among the calls under way."""
         with self._lock:
             self.figures.calls += 1
@@ -229,7 +229,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         quota = StreamQuota(self._broker, self._bridge, self._closing)
         peer = peer_of(context.peer())
         row = Stream(self._bridge.connection_id() if stream else 0, peer, "", self._tls)
-        permit = _CallPermit(partial(self._leave, streaming, quota, row.id), quota, row)
+        permit = CallPermit(partial(self._leave, streaming, quota, row.id), quota, row)
         try:
             headers = context.get_middleware(MIDDLEWARE)
             caller = self.login.who(headers.header, peer)
@@ -352,7 +352,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         await verbs.fresh(broker, ask.max_age_seconds, needs)
         return reading.plan(verbs.Call(broker, caller), ask)
 
-    def _counted(self, batches: Iterator[pa.RecordBatch], permit: _CallPermit) -> Iterator[pa.RecordBatch]:
+    def _counted(self, batches: Iterator[pa.RecordBatch], permit: CallPermit) -> Iterator[pa.RecordBatch]:
         """Each batch on its way out. The permit goes with this generator, also if it is never begun."""
         figures, outgoing, stream = self.figures, self.outgoing, permit.stream
         try:
@@ -409,7 +409,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
 
-    def _taken(self, reader: Iterable[flight.FlightStreamChunk], permit: _CallPermit) -> Iterator[pa.RecordBatch]:
+    def _taken(self, reader: Iterable[flight.FlightStreamChunk], permit: CallPermit) -> Iterator[pa.RecordBatch]:
         with self._lock:
             self.figures.puts += 1
         for chunk in reader:
