@@ -260,11 +260,13 @@ class CellCluster(ClusterNode):
             if said.role == "follower"
         )
 
-    def families(self) -> Sequence[Family]:
-        """Of all nodes, this one first."""
+    def rows(self) -> list[Row]:
+        """All nodes, this one first."""
         own, monotonic = self.own(), time.monotonic()
-        rows = [Row(own.node, self.address, own, True, 0.0, ""), *(_row(peer, monotonic) for peer in self.known())]
-        return [*node_families(rows), _refused(self.listener.refused)]
+        return [Row(own.node, self.address, own, True, 0.0, ""), *(_row(peer, monotonic) for peer in self.known())]
+
+    def families(self) -> Sequence[Family]:
+        return [*node_families(self.rows()), _refused(self.listener.refused)]
 
 
 def _row(peer: Peer, monotonic: float) -> Row:

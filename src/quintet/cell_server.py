@@ -22,7 +22,7 @@ from quintet.admin.listener import serve_http
 from quintet.admin.metrics import Family
 from quintet.broker.cluster import Node
 from quintet.broker.follower import FollowerBroker, tables_are_there
-from quintet.cell_cluster import SAY_S, CellCluster
+from quintet.cell_cluster import SAY_S, CellCluster, Row
 from quintet.flight.section import FlightListener
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
@@ -92,6 +92,9 @@ class CellServer(server.Server):
     _follower_ticker: asyncio.TimerHandle | None = None
     _follower_failed = False  # its tables cannot be read; said once, until they can
     cluster: CellCluster | None = None  # if it listens for other nodes
+
+    def nodes(self) -> list[Row]:
+        return [] if self.cluster is None else self.cluster.rows()
 
     def leader_host(self) -> str | None:
         """By which the leader is reached; None: nobody leads as far as this node knows, or it leads itself."""

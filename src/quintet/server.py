@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from quintet.config.options import OptionRow
     from quintet.console.app import Console
     from quintet.console.connections import Listeners
+    from quintet.console.surroundings import KnownNode
     from quintet.flight.bridge import Bridge
     from quintet.flight.server import Door
     from quintet.otlp import SpanQueue
@@ -365,6 +366,10 @@ class Server:
         anchors = ["--anchors", str(audit.anchor_file)] if audit.anchor_file is not None else []
         keys = ["--key-file", str(audit.key_file)] if audit.key_file is not None else []
         return ["audit", "verify", "--data", str(self.settings.data), *anchors, *keys]
+
+    def nodes(self) -> "Sequence[KnownNode]":
+        """The nodes of its cell, this one first; none if it is alone, or nodes do not listen for each other."""
+        return ()
 
     def pipelines(self, owner: str, everything: bool) -> "Sequence[Status]":
         """What reported to the Flight door, as the console shows it."""

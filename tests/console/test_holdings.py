@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from quintet.cell_cluster import Row
 from quintet.client.blocking import sync
 from quintet.config import Settings
 from quintet.config.options import HIDDEN, option_rows
-from quintet.console.pages.cluster import standing_of
+from quintet.console.pages.cluster import node_of, standing_of
+from quintet.net.cluster.wire import NodeSaid
 from tests.client.server import Server, running
 from tests.console.conftest import Browser
 from tests.console.filling import MARKUP, PEER_SECRET, fill_holdings
@@ -232,6 +234,17 @@ def test_a_node_says_which_part_it_has_in_its_cell(admin: Browser) -> None:
     assert said["leader"] == {"name": "a", "host": "a.example"}
     nobody = standing_of(SimpleNamespace(status=lambda: Standing(role="follower", leader=None)))
     assert (nobody["role"], nobody["leader"]) == ("follower", None)
+
+
+def test_the_page_of_a_cell_has_a_row_for_each_node() -> None:
+    said = NodeSaid(
+        "n2", role="follower", version="0.1.0", epoch=3, applied=70, lag_records=7, lag_seconds=0.26, take_over_at=5.0
+    )
+    shown = node_of(Row("n2", "10.0.0.2:7790", said, True, -0.0421, ""))
+    assert (shown["name"], shown["role"], shown["epoch"], shown["applied"]) == ("n2", "follower", 3, 70)
+    assert (shown["lag_records"], shown["lag_seconds"], shown["clock_seconds"]) == (7, 0.3, -0.042)
+    silent = node_of(Row("", "10.0.0.3:7790", NodeSaid(""), False, 0.0, "connection refused"))
+    assert (silent["name"], silent["up"], silent["error"]) == ("", False, "connection refused")
 
 
 def test_no_secret_is_in_the_options(tmp_path: Path) -> None:

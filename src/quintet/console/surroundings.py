@@ -1,4 +1,4 @@
-"""Names what the console is shown of the running server beside the broker: its listeners, its pipelines, its configuration."""
+"""Names what the console is shown of the running server beside the broker: its listeners, its pipelines, its configuration, its nodes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,59 @@ class ConfiguredOption(Protocol):
     def _asdict(self) -> dict[str, Any]: ...
 
 
+class NodeSaid(Protocol):
+    """What a node says of itself to the others."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def applied(self) -> int: ...
+
+    @property
+    def lag_records(self) -> int: ...
+
+    @property
+    def lag_seconds(self) -> float: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def certificate_expires(self) -> float: ...
+
+    @property
+    def take_over_seconds(self) -> float: ...
+
+    @property
+    def take_over_at(self) -> float: ...
+
+
+class KnownNode(Protocol):
+    """A node as this one knows it. `name` is empty if it never answered."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def up(self) -> bool: ...
+
+    @property
+    def clock_seconds(self) -> float: ...
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def said(self) -> NodeSaid: ...
+
+
 class Surroundings(Protocol):
     """Implemented by server.py."""
 
@@ -41,6 +94,8 @@ class Surroundings(Protocol):
     def configuration(self) -> "Sequence[ConfiguredOption]": ...
 
     def verify_command(self) -> list[str]: ...
+
+    def nodes(self) -> Sequence[KnownNode]: ...
 
     def pipelines(self, owner: str, everything: bool) -> "Sequence[Status]": ...
 

@@ -1,13 +1,14 @@
-"""Answers which part this node has in its cell: alone, or what the replicated log says of role, epoch, leader and lag.
+"""Answers which part this node has in its cell, and what the other nodes tell it of themselves.
 
 Doors are open on the node that leads, and on one that is alone: so this is the view of that node. What a log that replicates has to
-say is `status` (`Standing`); a log without it keeps the only copy.
+say is `status` (`Standing`); a log without it keeps the only copy. Other nodes are known where they listen for each other (`[cluster]`).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from quintet.console.call import Call, Operation
+from quintet.console.surroundings import KnownNode
 from quintet.console.wire import Empty
 
 ALONE: Final = "alone"
@@ -62,8 +63,19 @@ def standing_of(log: object) -> dict[str, object]:
             "lag_records": said.lag_records, "lag_seconds": round(said.lag_seconds, 1), "weaknesses": list(said.weaknesses)}  # fmt: skip
 
 
+def node_of(row: KnownNode) -> dict[str, object]:
+    """One row of the page. What a node said that does not answer now is what it said last."""
+    said = row.said
+    return {"name": row.name, "address": row.address, "up": row.up, "error": row.error, "clock_seconds": round(row.clock_seconds, 3),
+            "role": str(said.role), "epoch": said.epoch, "applied": said.applied, "lag_records": said.lag_records,
+            "lag_seconds": round(said.lag_seconds, 1), "version": said.version, "certificate_expires_s": said.certificate_expires,
+            "take_over_seconds": round(said.take_over_seconds, 1), "take_over_at_s": said.take_over_at}  # fmt: skip
+
+
 async def _cluster(call: Call, _ask: Empty) -> object:
-    return standing_of(call.console.surroundings.log)
+    surroundings = call.console.surroundings
+    found = standing_of(surroundings.log)
+    return found | {"nodes": [node_of(row) for row in surroundings.nodes()]} if found["replicated"] else found
 
 
 OPERATIONS: Final = (
