@@ -262,6 +262,14 @@ def test_secrets_are_nowhere(ann: SimBroker) -> None:
 # -- why ---------------------------------------------------------------------------------------------------------------
 
 
+def test_explain_says_that_a_name_is_of_no_user(ann: SimBroker) -> None:
+    explain = ann.broker.keys.explain
+    first = explain("annn", "publish", "orders").steps[0]
+    assert first[1:3] == ("no such user", "next") and "there is no user and no key 'annn'" in first[3]
+    for meant in ("ann", "subject:annn"):
+        assert all(step[1] != "no such user" for step in explain(meant, "publish", "orders").steps)
+
+
 def test_explain_finds_users_keys_and_subjects(ann: SimBroker) -> None:
     ann.broker.set_credentials(
         [Credential("sensors", hash_secret(b"s"), ("s.*",), ()), Credential("ann", "0" * 64, ())]

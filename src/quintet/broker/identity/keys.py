@@ -276,7 +276,13 @@ class Keys:
             why = f"{whose} is disabled, or was deleted"
             return Explanation(False, kind, name, (("", "disabled", "no", why),))
         allowed, steps = self._access.explain(principal, cast(Action, action), topic)
-        return Explanation(allowed, kind, name, tuple(_words(step) for step in steps))
+        told = [_words(step) for step in steps]
+        if kind == "subject" and not who.startswith(
+            "subject:"
+        ):  # a slip in a user's name must not pass for an answer about the user
+            why = f"there is no user and no key {name!r}: this is what a token with that subject may"
+            told.insert(0, ("", "no such user", "next", why))
+        return Explanation(allowed, kind, name, tuple(told))
 
     def _who(self, who: str) -> tuple[Kind, str, Principal | None]:
         kind, _, name = who.partition(":")
