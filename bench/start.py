@@ -2,8 +2,10 @@
 
 Processor time (of all threads) is what counts: wall time on a shared machine is mostly waiting for the processor. All rows run in
 turn, and the median of each is shown. A start is from exec to the ready line on an empty folder; an end from SIGTERM to exit.
+Modules are compiled before the first run that counts, as they are wherever a package was installed; `--compile` compiles them in
+each run, which is half of a start and happens where Python cannot or may not write its bytecode (PYTHONDONTWRITEBYTECODE).
 
-    .venv/bin/python bench/start.py [--runs 15]
+    .venv/bin/python bench/start.py [--runs 15] [--compile]
 """
 
 import argparse
@@ -53,13 +55,20 @@ def used(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def cost(arguments: tuple[str, ...], settings: dict[str, str]) -> Cost:
+def environment(bytecode: str) -> dict[str, str]:
+    """Of all runs: their bytecode is kept in this folder; "": nowhere."""
+    kept = {"PYTHONPYCACHEPREFIX": bytecode} if bytecode else {"PYTHONDONTWRITEBYTECODE": "1"}
+    dropped = ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if name not in dropped} | PORTS | kept
+
+
+def cost(arguments: tuple[str, ...], around: dict[str, str]) -> Cost:
     """Of one process in a new folder."""
     with tempfile.TemporaryDirectory(prefix="quintet-start-") as folder:
         began = time.monotonic()
         with subprocess.Popen(
             [sys.executable, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=os.environ | PORTS | settings,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=around,
         ) as process:  # fmt: skip
             assert process.stdout is not None
             served = "serve" in arguments
@@ -78,13 +87,16 @@ def cost(arguments: tuple[str, ...], settings: dict[str, str]) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how the processes of quintet start and end.")
     parser.add_argument("--runs", type=int, default=15, help="of each row")
-    runs = parser.parse_args().runs
+    parser.add_argument("--compile", action="store_true", help="every module in every run")
+    asked = parser.parse_args()
     found: dict[str, list[Cost]] = {name: [] for name in ROWS}
-    for turn in range(runs + 1):
-        for name, (arguments, settings) in ROWS.items():
-            taken = cost(arguments, settings)
-            if turn:  # the first finds cold files
-                found[name].append(taken)
+    with tempfile.TemporaryDirectory(prefix="quintet-bytecode-") as bytecode:
+        around = environment("" if asked.compile else bytecode)
+        for turn in range(asked.runs + 1):
+            for name, (arguments, settings) in ROWS.items():
+                taken = cost(arguments, around | settings)
+                if turn:  # the first finds cold files, and no bytecode
+                    found[name].append(taken)
     medians = {name: Cost(*map(statistics.median, zip(*costs, strict=True))) for name, costs in found.items()}
     bare = next(iter(medians.values())).cpu
     print("| process | processor time | beside `python -c pass` | wall time | end: processor, wall |")

@@ -1,6 +1,6 @@
 """Measures what very many topics with one small message each cost: disk by kind of file, memory, processor time of a start.
 
-    .venv/bin/python bench/topic_cost.py --topics 20000 [--starts 3]
+    .venv/bin/python bench/topic_cost.py --topics 20000 [--starts 3] [--settle 75]
 
 A real broker is filled over the FlyMQ door, looked at while it runs, stopped cleanly and started again; an empty broker of the same
 settings is subtracted. Processor time and resident memory hardly depend on what else the machine does, so this is the part of
@@ -26,7 +26,7 @@ from bench import peers
 from quintet.bench.flymq import FlymqWire
 from quintet.bench.machine import open_files, processor_seconds, resident_bytes
 
-SETTLE_S = 3.0  # after which an idle broker is looked at
+SETTLE_S = 3.0  # after which an idle broker is looked at; after a minute it has given back what a start and its compaction freed
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system has
 
 
@@ -40,9 +40,9 @@ class Look(NamedTuple):
     processor: float
 
 
-def look(server: peers.Server) -> Look:
+def look(server: peers.Server, settle_s: float = SETTLE_S) -> Look:
     processor = processor_seconds(server.pid)
-    time.sleep(SETTLE_S)
+    time.sleep(settle_s)
     data = server.directory / "data"
     blocks, lengths = Counter[str](), Counter[str]()
     for entry in data.rglob("*"):
@@ -54,10 +54,10 @@ def look(server: peers.Server) -> Look:
     return Look(blocks, lengths, resident_bytes(server.pid), open_files(server.pid), processor)
 
 
-def started(folder: Path, settings: dict[str, str]) -> Look:
+def started(folder: Path, settings: dict[str, str], settle_s: float = SETTLE_S) -> Look:
     """A start on what is there, and a clean stop."""
     with peers.quintet(folder, settings, START_WITHIN_S, "flymq") as server:
-        found = look(server)
+        found = look(server, settle_s)
         stop(Side(OURS, FlymqWire(), server, True))
     return found
 
@@ -76,9 +76,9 @@ def show(what: str, found: Look, empty: Look, topics: int) -> None:
     )
 
 
-def measure(topics: int, starts: int, folder: Path) -> None:
+def measure(topics: int, starts: int, settle_s: float, folder: Path) -> None:
     started(folder / "none", SETTINGS)  # the first start makes keys and certificates
-    empty = started(folder / "none", SETTINGS)
+    empty = started(folder / "none", SETTINGS, settle_s)
     with peers.quintet(folder / "many", SETTINGS, START_WITHIN_S, "flymq") as server:
         side = Side(OURS, FlymqWire(), server, True)
         before = processor_seconds(server.pid)
@@ -90,7 +90,7 @@ def measure(topics: int, starts: int, folder: Path) -> None:
         stop(side)
     seconds = []
     for _ in range(starts):
-        found = started(folder / "many", SETTINGS)
+        found = started(folder / "many", SETTINGS, settle_s)
         seconds.append(found.processor - empty.processor)
     show("after a start", found, empty, topics)
     each = ", ".join(f"{one:.2f}" for one in sorted(seconds))
@@ -103,9 +103,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--topics", type=int, default=20_000, help="a multiple of 100")
     parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE_S, help="seconds from the ready line of a start to the look at it"
+    )
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quintet-topics-") as folder:
-        measure(wanted.topics, wanted.starts, Path(folder))
+        measure(wanted.topics, wanted.starts, wanted.settle, Path(folder))
 
 
 if __name__ == "__main__":
