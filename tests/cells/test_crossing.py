@@ -40,9 +40,22 @@ class Leader:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
         self.greeted.append(await reader.readexactly(5))
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    async def stop(self, crossings: Crossings) -> None:
+        """When nothing is open any more."""
+        crossings.stop()
+        self.server.close()
+        for writer in self.writers:
+            writer.close()
+        while crossings.open or any(not writer.transport.is_closing() for writer in self.writers):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
 
 
 async def front(accepting: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -70,8 +83,7 @@ async def test_a_leg_waits_for_a_leader_and_ends_with_it(accepting: socket.socke
         assert await reader.read() == b""
         writer.close()
     assert not said
-    crossings.stop()
-    leader.server.close()
+    await leader.stop(crossings)
 
 
 async def test_what_the_leader_said_last_comes_before_the_end(accepting: socket.socket) -> None:
@@ -88,8 +100,7 @@ async def test_what_the_leader_said_last_comes_before_the_end(accepting: socket.
         leader.writers[0].close()
         assert await reader.read() == b"last"
         writer.close()
-    crossings.stop()
-    leader.server.close()
+    await leader.stop(crossings)
 
 
 async def test_a_client_handed_to_a_follower_is_closed(tmp_path: Path) -> None:
@@ -127,5 +138,4 @@ async def test_what_a_front_said_before_it_left_is_not_carried(accepting: socket
         while crossings.open:
             await asyncio.sleep(0.01)
     assert not leader.greeted and not said
-    crossings.stop()
-    leader.server.close()
+    await leader.stop(crossings)

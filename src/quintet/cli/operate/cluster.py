@@ -108,16 +108,18 @@ def status(admin: str, as_json: bool) -> None:
     from quintet.cli.operate import cluster_view
 
     now = scrape(admin)
-    nodes = cluster_view.rows(now)
+    by_cell = {cell: cluster_view.rows(said) for cell, said in now.by_cell(cluster_view.INFO).items()}
+    nodes = [row for rows in by_cell.values() for row in rows]
     if not nodes:
         raise ConfigError(
             f"the node at {admin} does not talk to other nodes", hint="it needs engine = kafka and cluster.listen"
         )
     leaders = [row for row in nodes if row.up and row.role == "leader"]
-    whole = len(leaders) == 1 and all(row.up for row in nodes)
+    one_each = all(sum(row in leaders for row in rows) == 1 for rows in by_cell.values())
+    whole = one_each and all(row.up for row in nodes)
     weaker = [key[0] for key in now.by("quintet_cell_weaker", "what")]
     if as_json:
-        said = [row._asdict() for row in nodes]
+        said = [row._asdict() | ({"cell": cell} if cell else {}) for cell, rows in by_cell.items() for row in rows]
         say_json({"whole": whole, "nodes": said, "weaker": weaker, "wal_records": _wal_records(leaders)})
     else:
         columns = (
@@ -132,7 +134,9 @@ def status(admin: str, as_json: bool) -> None:
             ">certificate",
             "address",
         )
-        say_table(columns, [_shown(row) for row in nodes], "")
+        several = "" not in by_cell
+        shown = [(*(cell,) * several, *_shown(row)) for cell, rows in by_cell.items() for row in rows]
+        say_table((*(">cell",) * several, *columns), shown, "")
         echo(f"WAL       {_wal_records(leaders):,} records; {_took_over(nodes)}")
         for what in weaker:
             echo(f"weaker    {what}")
@@ -162,7 +166,8 @@ def _shown(row: "NodeRow") -> tuple[object, ...]:
 
 
 def _wal_records(leaders: "list[NodeRow]") -> int:
-    return max((int(row.figures["wal_end"] - row.figures["wal_begin"]) for row in leaders), default=0)
+    """Of all cells."""
+    return sum(int(row.figures["wal_end"] - row.figures["wal_begin"]) for row in leaders)
 
 
 def _took_over(nodes: "list[NodeRow]") -> str:
@@ -216,4 +221,11 @@ def _examine(config_file: Path | None, admin: str | None) -> "list[Finding]":
     if not nodes:
         text = f"the node at {admin} does not talk to other nodes"
         return [*found, Finding("nodes", "warn", text, "set cluster.listen and cluster.peers: see docs/CLUSTER.md")]
-    return [*found, *cluster_view.findings(now, nodes)]
+    by_cell = now.by_cell(cluster_view.INFO)
+    for cell, said in by_cell.items():
+        name = f"cell {cell} " if cell else ""
+        found += [
+            finding._replace(subject=name + finding.subject)
+            for finding in cluster_view.findings(said, cluster_view.rows(said))
+        ]
+    return found

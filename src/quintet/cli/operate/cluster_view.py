@@ -23,6 +23,7 @@ LAG_WARN_S: Final = 10.0  # a take-over by this node takes longer by as much
 TRIM_LATE: Final = 1_000_000  # records of a WAL that nobody trims
 
 PREFIX: Final = "quintet_cluster_node_"
+INFO: Final = PREFIX + "info"
 
 
 class NodeRow(NamedTuple):
@@ -46,7 +47,7 @@ def rows(now: Sample) -> list[NodeRow]:
     """All nodes; the one that was asked first. Empty: it has no cluster listener."""
     found = []
     up = now.by(PREFIX + "up", "node", "address")
-    for pairs in now.values.get(PREFIX + "info", {}):
+    for pairs in now.values.get(INFO, {}):
         said = dict(pairs)
         node, address = said.get("node", ""), said.get("address", "")
         figures = {
@@ -189,6 +190,7 @@ def kafka(settings: "Settings") -> Iterator[Finding]:
         min_insync=cell.in_sync_replicas_min,
         flush_messages=1 if cell.flushed else 0,
         client=cell.client(),
+        partitions=cell.cells,
     )
     wal = KafkaWal(options, lambda call: None)
     try:

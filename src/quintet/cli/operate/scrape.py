@@ -48,6 +48,20 @@ class Sample(NamedTuple):
             found[key] = found.get(key, 0.0) + value
         return found
 
+    def by_cell(self, name: str) -> "dict[str, Sample]":
+        """What each cell says, of a broker of several, by its number; all by "" if it has one. name: a metric that every cell has."""
+        cells = {dict(pairs).get("cell", "") for pairs in self.values.get(name, {})}
+        if cells <= {""}:
+            return {"": self}
+        return {cell: self._of_cell(cell) for cell in sorted(cells, key=lambda each: (len(each), each))}
+
+    def _of_cell(self, cell: str) -> "Sample":
+        found = {
+            name: {pairs: value for pairs, value in samples.items() if ("cell", cell) in pairs}
+            for name, samples in self.values.items()
+        }
+        return Sample(self.at, {name: samples for name, samples in found.items() if samples})
+
     def label(self, name: str, label: str) -> str:
         """A label of the first sample of a metric."""
         return next((dict(pairs).get(label, "") for pairs in self.values.get(name, {})), "")

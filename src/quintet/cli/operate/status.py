@@ -101,6 +101,11 @@ def facts(change: Change, ready: bool, failing: list[str]) -> dict[str, object]:
         "kernel": now.label("quintet_build_info", "kernel"),
         "up_seconds": max(time.time() - started, 0.0) if started else 0.0,
         "cell": cell_facts(now),
+        "cells": [
+            {"cell": cell, **facts}
+            for cell, said in now.by_cell("quintet_cell_info").items()
+            if cell and (facts := cell_facts(said)) is not None
+        ],
         "doors": doors(change),
         "messages": {
             "in_per_second": change.rate("quintet_published_messages_total"),
@@ -157,7 +162,7 @@ def cell_facts(now: Sample) -> dict[str, object] | None:
 def _cell_lines(cell: dict[str, object]) -> list[str]:
     leader = f"{cell['leader']} at {cell['leader_host']} leads" if cell["leader"] else "no leader is known"
     lines = [
-        f"cell      {cell['node']} is {cell['role']} in epoch {cell['epoch']}, {leader}; WAL offset {cell['wal_offset']:,},"
+        f"{'cell ' + str(cell.get('cell', '')):<10}{cell['node']} is {cell['role']} in epoch {cell['epoch']}, {leader}; WAL offset {cell['wal_offset']:,},"
         f" lag {cell['lag_records']:,} records, {cell['lag_seconds']:.1f} s"
     ]
     lines[0] += f"; took over in {cell['take_over_seconds']:.1f} s" if cell["take_over_seconds"] else ""
@@ -198,8 +203,9 @@ def _print(found: dict[str, object], change: Change) -> None:
     state = "ready" if found["ready"] else "NOT READY"
     up = lasting(float(str(found["up_seconds"])))
     echo(f"quintet {found['version']} ({found['kernel']} kernel): {state}, up {up}")
-    cell = found["cell"]
-    if isinstance(cell, dict):
+    cells = found["cells"] or [found["cell"]]
+    assert isinstance(cells, list)
+    for cell in filter(None, cells):
         for line in _cell_lines(cell):
             echo(line)
     say_table(
