@@ -110,6 +110,7 @@ class CellNode:
 
     directory = Path("/data")
     reads_version = records.VERSION  # of the WAL
+    layout = ""  # of several cells
 
     def __init__(self, cell: "Cell", name: str, silence_us: int) -> None:
         self.cell = cell
@@ -126,6 +127,7 @@ class CellNode:
         self.log = ReplicatedLog(
             self.directory, self.storage(), self.cell.scheduler, lambda kind, fields: self.reports.append((kind, fields)),
             self.client, self.name, timing=self.timing, hand=self.cell.calls.put, host=f"{self.name}.example",
+            layout=self.layout,
         )  # fmt: skip
         self.log.replica.newest = self.reads_version
         self.log.recover()
