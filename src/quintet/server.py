@@ -344,7 +344,9 @@ class Server:
         if door.tls_cert is not None and door.tls_key is not None:
             self._console_tls = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
         failures = 0 if self.settings.dev else self.settings.limits.auth_failures_per_minute_max
-        self.console = Console(self, door, os.urandom, report, failures_per_minute=failures)
+        self.console = Console(
+            self, door, os.urandom, report, failures_per_minute=failures, elsewhere=self._console_elsewhere()
+        )
         try:
             self._console_http = await serve_http(
                 self.console, door.host, door.port, name="console", tls=self._console_tls
@@ -353,6 +355,10 @@ class Server:
             raise cannot_listen("console", door.host, door.port, error) from error
         self.doors.serves("console", door.tls_cert)
         self.console.sampler.start()
+
+    def _console_elsewhere(self) -> object:
+        """Who answers for other cells (console/cells.py); None: there are none."""
+        return None
 
     def configuration(self) -> "list[OptionRow]":
         """Every option with where it comes from, secrets hidden."""

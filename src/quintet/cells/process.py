@@ -19,6 +19,7 @@ from quintet.admin.listener import serve_http
 from quintet.broker.identity.shared import SharedIdentity
 from quintet.cells.figures import Answering, CellsView, figures_path
 from quintet.config import Settings
+from quintet.console.section import ConsoleListener
 from quintet.model.cells import HOME
 from quintet.model.errors import OtherCell, ShuttingDown
 from quintet.net.cells.back import NAME
@@ -29,6 +30,8 @@ from quintet.net.cells.pins import LinkedPins
 from quintet.net.doors import OpenDoors
 
 if TYPE_CHECKING:
+    from quintet.console.app import Console
+    from quintet.console.cells import Answering as ConsoleAnswering
     from quintet.flight.server import Door
 
 _log = logs.Logger()
@@ -48,6 +51,7 @@ class CellProcess(server.Server):
         self._answering: Answering | None = None
         self._all: CellsView | None = None
         self._spreading: Spreading | None = None
+        self._shown: tuple[Console, ConsoleAnswering] | None = None
 
     place_type: type[Place] = Place
 
@@ -121,6 +125,10 @@ class CellProcess(server.Server):
             self._answering.stop()
         if self._spreading is not None:
             self._spreading.stop()
+        if self._shown is not None:
+            console, shown = self._shown
+            shown.stop()
+            await console.stop()
         await super()._drain()
         if self._all is not None:
             self._all.stop()
@@ -137,6 +145,27 @@ class CellProcess(server.Server):
         if self.is_home:
             return partial(cells.CellsDoor, cells=place.cells, own=place.cell, links=place.links)
         return partial(cells.InnerDoor, path=cells.socket_path(place.links, place.cell))
+
+    def _console_elsewhere(self) -> object:
+        from quintet.console import cells  # late: who has no console does not load it
+
+        place = self.place
+        return cells.Elsewhere(place.cells, place.cell, place.links)
+
+    async def _open_console(self, door: ConsoleListener) -> None:
+        """That of cell 0 asks the others, which show nothing to anybody else."""
+        if self.is_home:
+            await super()._open_console(door)
+            return
+        from quintet.console.app import Console  # late: who has no console does not load it
+        from quintet.console.cells import Answering as ConsoleAnswering
+        from quintet.console.cells import console_path
+
+        console = Console(self, door, os.urandom, server.report, failures_per_minute=0)
+        console.sampler.start()
+        answering = ConsoleAnswering(console.parts, server.report)
+        await answering.start(console_path(self.place.links, self.place.cell))
+        self._shown = (console, answering)
 
     def addresses(self) -> dict[str, str]:
         """Where clients reach this process."""

@@ -42,7 +42,7 @@ READ_BYTES: Final = 65_536
 HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 GAVE_UP_CODE: Final = 70  # EX_SOFTWARE: a cell does not stay up
 # What is cell 0's alone.
-ELSEWHERE_OFF: Final = {f"listeners.{name}.enabled": False for name in ("console", "admin")}
+ELSEWHERE_OFF: Final = {"listeners.admin.enabled": False}
 
 Load = Callable[[dict[str, object]], Settings]
 

@@ -17,7 +17,7 @@ from quintet.admin.app import OnDemand, Receive, Scope, Send
 from quintet.broker.core import Broker
 from quintet.broker.slices import Unwanted
 from quintet.console import static, wire
-from quintet.console.call import DOOR, Call, Operation, status_of
+from quintet.console.call import DOOR, Call, Operation, answer, status_of
 from quintet.console.operations import BY_PLACE
 from quintet.console.parts import Parts
 from quintet.console.sampler import Sampler
@@ -71,6 +71,7 @@ class Console:
         report: Report,
         *,
         failures_per_minute: int,
+        elsewhere: Any = None,
     ) -> None:
         self.broker: Broker = surroundings.broker
         self.options = options
@@ -82,7 +83,9 @@ class Console:
             failures_per_minute=failures_per_minute,
         )
         self.sampler = Sampler(self.broker, lambda: surroundings.watched)
-        self.parts = Parts(self.broker, surroundings, options, self.sessions, self.sampler, entropy)
+        self.parts = Parts(
+            self.broker, surroundings, options, self.sessions, self.sampler, entropy, elsewhere=elsewhere
+        )
         self._report = report
         self._run = entropy(RUN_BYTES).hex()  # ids of requests differ from those of the start before
         self._requests = itertools.count(1)
@@ -193,8 +196,8 @@ class Console:
         """The answer of a handler. A change is carried out whoever waits for it; a question ends with its asker."""
         assert operation.answer is not None
         if operation.method == "POST":
-            return await operation.answer(call, ask)
-        work = asyncio.ensure_future(operation.answer(call, ask))
+            return await answer(operation, call, ask)
+        work = asyncio.ensure_future(answer(operation, call, ask))
         hung_up = asyncio.ensure_future(_hung_up(receive))
         try:
             await asyncio.wait({work, hung_up}, return_when=asyncio.FIRST_COMPLETED)

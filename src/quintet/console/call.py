@@ -108,6 +108,14 @@ class Call:
         self.broker.audit.record(kind, self.owner, resource, "success", self.peer, action, door=DOOR, **details)
 
 
+async def answer(operation: "Operation", call: Call, ask: Any) -> object:
+    """What its handler answers, in the cell that it is about where there are several."""
+    assert operation.answer is not None
+    if call.console.elsewhere is not None:
+        return await call.console.elsewhere.answer(operation, call, ask)
+    return await operation.answer(call, ask)
+
+
 Answer = Callable[[Call, Any], Awaitable[object]]
 Stream = Callable[[Call, Any], AsyncIterator[tuple[str, object]]]  # (event, data)
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quintet.console import wire
-from quintet.console.call import Call, Operation
+from quintet.console.call import Call, Operation, answer
 from quintet.console.pages import (
     cluster,
     dead,
@@ -49,12 +49,12 @@ async def _live(call: Call, ask: Live) -> AsyncIterator[tuple[str, object]]:
     while True:
         call.principal = call.console.sessions.check(call.session)
         call.permit(operation, getattr(question, "topic", ""))
-        answer = await operation.answer(call, question)
-        encoded = wire.encode(answer)
+        made = await answer(operation, call, question)
+        encoded = wire.encode(made)
         still += LIVE_S
         if encoded != before or still > STILL_S:
             before, still = encoded, 0.0
-            yield "data", answer
+            yield "data", made
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(call.console.sampler.next_walk(), STILL_S)
 

@@ -22,3 +22,4 @@ class Parts:
     sampler: Sampler
     entropy: Callable[[int], bytes]
     kept: dict[str, Any] = field(default_factory=dict)
+    elsewhere: Any = None  # cells.py::Elsewhere, where a broker has several cells
