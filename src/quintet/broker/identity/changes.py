@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Final
 
 from quintet.broker.audit.audit_log import Recorder, Result
-from quintet.model.cells import HOME
 from quintet.model.errors import AuthError, Busy, Forbidden, OtherCell, message_of
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Mutex, Promise, next_turn
@@ -82,7 +81,7 @@ class Changes:
         """OtherCell if nothing is changed here."""
         if self.followed:
             raise OtherCell(
-                f"users, keys, access rules and quotas of a broker with several cells are changed in cell {HOME}",
+                "users, keys, access rules and quotas of a broker with several cells are changed in cell 0",
                 hint="use FlyMQ or the console, which reach it from everywhere",
             )
 
