@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 const ENTRY_BYTES: usize = 32; // of a record of the journal: docs/LOG_FORMAT.md section 7
 const PENDING_BYTES_MAX: usize = 4 * 1024 * 1024; // of all loans of one way: what is more goes through Python
 const JOURNALED_BYTES_MAX: u64 = 32 * 1024; // of one partition in a record: commit.py, CHUNK_BYTES_MAX
+const LARGE_SHARE: u64 = 8; // of what may be late: more is written while it is still in the processor's cache
 const INLINE_BYTES_MAX: u64 = 1024 * 1024; // of one partition, written at once
 
 type Link = [u8; LINK_BYTES];
@@ -140,6 +141,10 @@ pub struct Lents {
 
 fn way(inline: bool) -> usize {
     usize::from(inline)
+}
+
+fn row_bytes(row: &Row<'_>) -> u64 {
+    row.2 - row.1
 }
 
 fn waiting(pending: Vec<Pending>) -> Vec<Waiting> {
@@ -295,14 +300,8 @@ impl Lents {
 
     /// The end of a turn: what is pending on this way is merged, linked and checksummed, and is to be written now. What does not
     /// fit stays pending and is named: Python recalls it. `later`: so many bytes of a partition may be in the journal only; with
-    /// more, all of them get a place in the segment.
-    pub fn seal<'py>(
-        &mut self,
-        py: Python<'py>,
-        inline: bool,
-        bytes_max: usize,
-        later: u64,
-    ) -> PyResult<Sealed<'py>> {
+    /// more, or with more than an eighth of them in this turn, all of them get a place in the segment.
+    pub fn seal<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize, later: u64) -> PyResult<Sealed<'py>> {
         let (mut rows, mut places, mut placed, mut unfit) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut total, mut appends) = (0, 0);
         for slot in std::mem::take(&mut self.dirty[way(inline)]) {
@@ -316,9 +315,9 @@ impl Lents {
             let waits = loan.pending.len();
             match seal_one(py, slot, loan, bytes_max - total.min(bytes_max))? {
                 Some(row) => {
-                    total += (row.2 - row.1) as usize;
+                    total += row_bytes(&row) as usize;
                     appends += waits;
-                    if inline || loan.position - loan.written > later {
+                    if inline || loan.position - loan.written > later || row_bytes(&row) > later / LARGE_SHARE {
                         placed.push(rows.len());
                         places.push(place_of(py, loan)?);
                     }
@@ -504,12 +503,7 @@ impl Lents {
 }
 
 /// Merges, links and checksums what is pending of one; None if it does not fit: then nothing was changed but times in it.
-fn seal_one<'py>(
-    py: Python<'py>,
-    slot: usize,
-    loan: &mut Loan,
-    bytes_max: usize,
-) -> PyResult<Option<Row<'py>>> {
+fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize) -> PyResult<Option<Row<'py>>> {
     let time = loan.told_time.unwrap_or(loan.last_time);
     let base = loan.pending[0].base;
     let mut made: Vec<(Py<PyByteArray>, bool)> = Vec::with_capacity(1); // and whether it was merged

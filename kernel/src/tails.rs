@@ -580,13 +580,7 @@ impl Tails {
         self.lents.dirty(inline)
     }
 
-    fn seal_lent<'py>(
-        &mut self,
-        py: Python<'py>,
-        inline: bool,
-        bytes_max: usize,
-        later: u64,
-    ) -> PyResult<Sealed<'py>> {
+    fn seal_lent<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize, later: u64) -> PyResult<Sealed<'py>> {
         self.lents.seal(py, inline, bytes_max, later)
     }
 

@@ -264,7 +264,7 @@ def other_bounds(rust: str) -> dict[str, list[int | None]]:
     found = dict(re.findall(r"^const (\w+): \w+ = ([\d_* ]+);", rust, re.MULTILINE))
     log = {"JOURNALED_BYTES_MAX": commit.CHUNK_BYTES_MAX, "ENTRY_BYTES": journal.ENTRY_BYTES}
     twin = {"JOURNALED_BYTES_MAX": pure_lent.JOURNALED_BYTES_MAX, "ENTRY_BYTES": pure_lent.ENTRY.size}
-    for name in ("PENDING_BYTES_MAX", "INLINE_BYTES_MAX"):
+    for name in ("PENDING_BYTES_MAX", "INLINE_BYTES_MAX", "LARGE_SHARE"):
         log[name] = twin[name] = getattr(pure_lent, name)
     values = {name: [value, twin[name], eval(found.get(name, "None"))] for name, value in log.items()}
     return {name: each for name, each in values.items() if len(set(each)) > 1}

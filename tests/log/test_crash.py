@@ -35,7 +35,7 @@ class Story:
 
 
 def workload(disk: SimDisk, story: Story, rng: Random, journal: int = 0) -> None:
-    late = rng.choice([0, 1_000, 1 << 20])  # nothing, a little, everything that fits
+    late = rng.choice([0, 4_000, 1 << 20])  # nothing, a little, everything that fits
     harness = Harness(disk, journal=journal, packs=True, lends=bool(journal), late=late)  # without: test_journal.py
     specs = (PLAIN, TABLE, SHORT)
     partitions = {spec.id: harness.open(spec) for spec in specs}
@@ -177,7 +177,7 @@ def test_work_that_finishes_in_any_order_is_committed_in_order(journal: int) -> 
     """Writes, extensions, syncs and checkpoints overlap: the test finishes them in random order."""
     for seed in range(60):
         rng = Random(seed)
-        harness = Harness(journal=journal, lends=seed % 2 == 1, late=seed % 3 * 1_000)
+        harness = Harness(journal=journal, lends=seed % 2 == 1, late=seed % 3 * 4_000)
         harness.scheduler.held = True
         spec = TopicSpec(
             TOPIC, "t", durability=rng.choice(("fsync", "interval")), segment_bytes=limits.SEGMENT_BYTES_MIN

@@ -350,8 +350,8 @@ class Tails(Generic[View]):
         """(rows, places, placed, table, body, unfit, appends): what was appended on this way since the last call, merged, with its
         offsets, links and checksums, to be written now. A row is (slot, position, end, base, visible, greatest time, link, batches);
         places are what goes into the segments, of the rows with the numbers `placed`: all of them inline, otherwise those whose segment
-        would lack more than `later` bytes, with what it lacked before; table and body are the entries and the batches of a record of
-        the journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
+        would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; table and body are
+        the entries and the batches of a record of the journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
         recalled. ValueError if what was sealed before is neither committed nor recalled."""
     def commit_lent(self, inline: bool, now: int) -> None:
         """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out, what had no place

@@ -22,6 +22,7 @@ ENTRY: Final = struct.Struct("<IIQIIQ")  # of a record of the journal: docs/LOG_
 PENDING_BYTES_MAX: Final = 4 * 1024 * 1024  # of all loans of one way: what is more goes through Python
 JOURNALED_BYTES_MAX: Final = 32 * 1024  # of one partition in a record: commit.py, CHUNK_BYTES_MAX
 INLINE_BYTES_MAX: Final = 1024 * 1024  # of one partition, written at once
+LARGE_SHARE: Final = 8  # of what may be late: more is written while it is still in the processor's cache
 MERGE_INPUT_BYTES_MAX: Final = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
 MERGE_OUTPUT_BYTES_MAX: Final = 1024 * 1024
 IN_ORDER_US: Final = 60_000_000  # as in model/clocks.py: a clock that was set back by more is believed
@@ -137,7 +138,7 @@ class _Loan:
         buffers = [batch for batch, _ in made]
         position, self.position = self.position, self.position + size
         self.last_time, self.told_time = time, None
-        placed = self.inline or self.position - self.written > later
+        placed = self.inline or self.position - self.written > later or size > later // LARGE_SHARE
         self.flight = _Flight(position, buffers, self.pending, self.owed, placed)
         self.pending, self.owed = [], 0
         row = (slot, position, self.position, base, following_offset, greatest, self.link or None, len(buffers))
