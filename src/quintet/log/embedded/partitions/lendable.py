@@ -35,9 +35,6 @@ _OFFERED, _PENDING_WAITS = row(Event.OFFERED), row(Event.PENDING_WAITS)
 NO_PENDING: Final = cast(list[Pending], ())  # of most partitions. It is shared, so nothing can be put into it
 _CLEAN, _DIRTY, _SYNCING, _SYNCING_DIRTY = SyncState
 Late = tuple[int, list[bytearray]]
-ROWS_MAX: Final = 64  # written and not caught up with, of one partition
-NO_ROWS: Final[tuple[()]] = ()
-NEVER: Final = 1 << 62  # beyond every position
 
 
 class LentCache(TailCache):
@@ -64,22 +61,24 @@ class LendablePartition(SyncedPartition):
     """What it asks of the partition it is part of: the fields below, `_on` and `_extend`."""
 
     __slots__ = (
-        "_chunks", "_end", "_failure", "_inline", "_last_time", "_late", "_lent", "_low_at", "_on_idle", "_pending", "_plan",
-        "_plan_end", "_rows", "_slot", "_strict", "_used", "spec",
+        "_chunks", "_end", "_failure", "_first", "_inline", "_last", "_last_time", "_late", "_lent", "_low_at", "_newest", "_on_idle",
+        "_pending", "_plan", "_plan_end", "_slot", "_strict", "_used", "spec",
     )  # fmt: skip
     _chunks: list[Chunk]
     _end: int
     _failure: StorageError | ShuttingDown | None
+    _first: Row | None  # and the last: of what is written and not caught up with
+    _last: Row | None
     _inline: bool
     _last_time: int
     _late: Late | None  # committed and not in the file: where, and the batches
     _lent: bool
     _low_at: int  # what ends behind this position is caught up with at once
+    _newest: int  # the greatest time in them
     _on_idle: list[Callable[[], None]] | tuple[()]
     _pending: list[Pending]
     _plan: Segment | None
     _plan_end: int
-    _rows: list[Row] | tuple[()]  # written, and not caught up with
     _slot: int
     _strict: bool
     _used: int
@@ -134,7 +133,7 @@ class LendablePartition(SyncedPartition):
         terms = (*place, self._plan_end, limit, pending[0][2] if pending else end, self._last_time)
         lending.tails.lend(slot, self._inline, terms, *self.links.lent)
         self._lent = True
-        self._set_low(segment)
+        self._set_low(segment, self._plan_end)
         self._shared.unsynced -= self._pending_bytes
         self._pending_bytes, self._pending = 0, NO_PENDING
         self._state = State.IDLE  # if it was armed: the end of the turn finds nothing here
@@ -156,12 +155,14 @@ class LendablePartition(SyncedPartition):
         most = self.spec.segment_bytes
         return most if self._inline else min(segment.allocated, most)
 
-    def _set_low(self, segment: Segment) -> None:
-        """From where on something is to be done at once: zeros are written ahead, or what promises a sync within a moment says so."""
+    def _set_low(self, segment: Segment, end: int) -> None:
+        """From where on it catches up at once: the index gets an entry, zeros are written ahead, or what promises a sync within a moment
+        says so."""
+        self._low_at = end + limits.INDEX_EVERY_BYTES
         if not self._inline:
-            self._low_at = segment.allocated - EXTEND_BELOW_BYTES
-        else:
-            self._low_at = -1 if self.spec.durability == "interval" else NEVER
+            self._low_at = min(segment.allocated - EXTEND_BELOW_BYTES, self._low_at)
+        elif self.spec.durability == "interval":
+            self._low_at = -1
 
     def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
         """Append by way of the kernel; None if that does not take it: then it is recalled."""
@@ -248,31 +249,29 @@ class LendablePartition(SyncedPartition):
     def lent_written(self, row: Row) -> bool:
         """What was sealed for this partition is written, or in the journal if it promises a sync. Does somebody watch it?"""
         self._visible = row[4]
-        rows = self._rows
-        if rows:
-            rows.append(row)
-            if len(rows) >= ROWS_MAX or row[2] > self._low_at:
-                self.catch_up()
-        else:
-            self._rows = [row]
-            if self._shared.lending is not None:
-                self._shared.lending.moved.add(cast(Lendable, self))
-            if row[2] > self._low_at:
-                self.catch_up()
+        if self._last is None:
+            self._first, self._newest = row, row[5]
+            if row[6] is not None and not self._inline and self._shared.lending is not None:
+                self._shared.lending.moved.add(cast(Lendable, self))  # its head is to be anchored
+        elif row[5] > self._newest:
+            self._newest = row[5]
+        self._last = row
+        if row[2] > self._low_at:
+            self.catch_up()
         return bool(self._watchers)
 
     def catch_up(self) -> None:
         """Move the segment, its index, the links and the sync state to where `visible` is."""
-        rows = self._rows
-        if not rows:
+        first, last = self._first, self._last
+        if first is None or last is None:
             return
-        self._rows = NO_ROWS
+        self._first = self._last = None
         segment = self.segments[-1]
-        _, _, end, _, visible, _, link, _ = rows[-1]
+        _, _, end, _, visible, _, link, _ = last
         segment.next_offset, segment.end = visible, end
         if segment.index is not None:
-            for _, position, _, base, _, newest, _, _ in rows:
-                segment.index.add(position, base, newest)
+            segment.index.add(first[1], first[3], self._newest)
+        self._set_low(segment, end)
         if link is not None:
             self.links.commit_link(link, visible, not self._inline)
         self._used = self._shared.upkeep.monotonic

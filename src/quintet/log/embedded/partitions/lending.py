@@ -102,7 +102,7 @@ class Lending:
     def __init__(self, tails: kernel.Tails[RecordBatch], scheduler: Scheduler, turn_soon: Callable[[], None]) -> None:
         self.tails = tails
         self.late_bytes_max = LATE_BYTES_MAX
-        self.moved: set[Lendable] = set()  # they may have something to catch up with
+        self.moved: set[Lendable] = set()  # whose links may have something to catch up with
         self._scheduler = scheduler
         self._turn_soon = turn_soon
         self._partitions: dict[int, Lendable] = {}  # by their slots

@@ -83,8 +83,8 @@ class FilePartition(LendablePartition):
         self._slot = -1  # in the kernel; none until a door asks for it
         self._lent = False
         self._late = None
-        self._rows = ()
-        self._low_at = 0
+        self._first = self._last = None
+        self._low_at = self._newest = 0
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -438,7 +438,7 @@ class FilePartition(LendablePartition):
             self._fail(PartitionFailed(f"{self.directory}: extending failed: {error!r}"), [])
         elif self._lent and self._shared.lending is not None:
             self._shared.lending.tails.extend_lent(self._slot, self._limit(self.segments[-1]))
-            self._set_low(self.segments[-1])
+            self._set_low(self.segments[-1], self.segments[-1].end)
         self._flush()
         self._idle()
 
