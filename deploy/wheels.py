@@ -83,7 +83,8 @@ def build_kernel(where: Platform) -> Path:
         *("--manifest-path", "kernel/Cargo.toml", "--target", f"{where.target}{where.glibc}"),
         RUSTFLAGS="-C target-feature=-crt-static -C strip=symbols",
     )
-    built = ROOT / "kernel" / "target" / where.target / "release" / "lib_native.so"
+    target = ROOT / os.environ.get("CARGO_TARGET_DIR", "kernel/target")  # as cargo does
+    built = target / where.target / "release" / "lib_native.so"
     if where.libc:
         run("patchelf", "--replace-needed", "libc.so", where.libc, str(built))
     return built
