@@ -310,12 +310,12 @@ SABOTAGE = """
 import runpy
 from quintet.log.replicated.replica import Replica
 
-def _settle(self, monotonic):
+def _confirm_answered(self, monotonic):
     while self._flying and (offset := next(iter(self._flying.values())).offset) >= 0:
         self.fold.next = max(self.fold.next, offset + 1)
         self._confirm(next(iter(self._flying)), monotonic)
 
-Replica._settle = _settle
+Replica._confirm_answered = _confirm_answered
 Replica.may_answer = lambda self, monotonic: self.leads
 runpy.run_module("quintet", run_name="__main__")
 """

@@ -42,7 +42,7 @@ def test_nothing_acknowledged_is_lost_in_any_history(part: int) -> None:
 class AcknowledgesOnAnswer(Replica):
     """Acknowledges without looking at the gap."""
 
-    def _settle(self, monotonic: int) -> None:
+    def _confirm_answered(self, monotonic: int) -> None:
         while self._flying and (offset := next(iter(self._flying.values())).offset) >= 0:
             self.fold.next = max(self.fold.next, offset + 1)
             self._confirm(next(iter(self._flying)), monotonic)

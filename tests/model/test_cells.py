@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.model.cells import CellMap, Place, parse_place
+from quintet.model.cells import CellMap, NamePlace, parse_place
 from quintet.model.errors import ConfigError
 from quintet.model.keys import fnv1a
 
@@ -47,13 +47,13 @@ def test_names_of_doors_that_are_not_shared_out_are_in_cell_0(name: str) -> None
 
 
 def test_dead_letters_are_where_their_topic_is() -> None:
-    cells = CellMap(64, (Place("far.", 9),), SUFFIX)
+    cells = CellMap(64, (NamePlace("far.", 9),), SUFFIX)
     for name in ("orders", "far.away", "a/b/c"):
         assert cells.cell_of((name + SUFFIX).encode()) == cells.cell_of(name.encode())
 
 
 def test_the_longest_place_counts_before_the_hash() -> None:
-    cells = CellMap(4, (Place("acme/", 1), Place("acme/shop/", 2), Place("x", 3)))
+    cells = CellMap(4, (NamePlace("acme/", 1), NamePlace("acme/shop/", 2), NamePlace("x", 3)))
     found = {name: cells.cell_of(name.encode()) for name in ("acme/a/b", "acme/shop/b", "x1", "peerbus/x")}
     assert found == {"acme/a/b": 1, "acme/shop/b": 2, "x1": 3, "peerbus/x": 0}
 
@@ -77,9 +77,9 @@ def test_a_place_that_makes_no_sense_is_refused(text: str, said: str) -> None:
 
 
 def test_cells_that_are_not_there_are_refused() -> None:
-    assert parse_place("a=b=1") == Place("a=b", 1)
+    assert parse_place("a=b=1") == NamePlace("a=b", 1)
     for count in (1, 65):
         with pytest.raises(ConfigError, match="2 to 64 are possible"):
             CellMap(count)
     with pytest.raises(ConfigError, match="no such cell"):
-        CellMap(2, (Place("a", 2),))
+        CellMap(2, (NamePlace("a", 2),))

@@ -1,11 +1,11 @@
-"""LoopScheduler: what is wanted soon while a callback gathers is done by its `settle`, all of it and in order."""
+"""LoopScheduler: what is wanted soon while a callback gathers is done by its `finish`, all of it and in order."""
 
 import asyncio
 from functools import partial
 from typing import Any
 
 from quintet.net.loop import LoopScheduler
-from quintet.net.turns import SETTLE_ROUNDS
+from quintet.net.turns import FINISH_ROUNDS_MAX
 
 
 def test_gathered_calls_run_when_they_are_settled_although_one_fails() -> None:
@@ -28,10 +28,10 @@ def test_gathered_calls_run_when_they_are_settled_although_one_fails() -> None:
         scheduler.soon(lambda: said.append("first"))
         scheduler.soon(lambda: said.append(said[99]))
         scheduler.soon(lambda: scheduler.soon(lambda: said.append("behind")))
-        again(SETTLE_ROUNDS)
+        again(FINISH_ROUNDS_MAX)
         assert said == []
-        scheduler.turns.settle()
-        rounds = list(range(SETTLE_ROUNDS, 0, -1))
+        scheduler.turns.finish()
+        rounds = list(range(FINISH_ROUNDS_MAX, 0, -1))
         assert said == ["before", "first", IndexError, rounds[0], "behind", *rounds[1:]]
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -336,7 +336,7 @@ def publish_scheduled(
                 if not data:
                     raise BenchError(f"{wire.name}: the server closed the connection in the middle. See its log.")
                 came, rest = wire.answered(qos, rest + data)
-                _settle(owed, came, latencies)
+                _take_answers(owed, came, latencies)
             elif sent >= count:
                 raise BenchError(f"{wire.name}: answers still owed after {STALL_S} s. See the server's log.")
             elif 0 < wait < 1e6:
@@ -344,7 +344,7 @@ def publish_scheduled(
         return Sent(count, start, time.monotonic_ns(), latencies)
 
 
-def _settle(owed: deque[tuple[int, list[int]]], came: int, latencies: Nanoseconds) -> None:
+def _take_answers(owed: deque[tuple[int, list[int]]], came: int, latencies: Nanoseconds) -> None:
     monotonic = time.monotonic_ns()
     while came:
         answers, times = owed.popleft()

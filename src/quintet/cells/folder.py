@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from quintet.model.cells import CellMap, Place
+from quintet.model.cells import CellMap, NamePlace
 from quintet.model.errors import ConfigError, DataDirError
 from quintet.server import CELLS_FILE
 
@@ -89,10 +89,10 @@ def _write(data: Path, file: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def places_of(data: Path) -> Sequence[Place]:
+def places_of(data: Path) -> Sequence[NamePlace]:
     """Those that are written down: they need not be given again. None if the folder is new."""
     try:
         found = json.loads((data / CELLS_FILE).read_text())
-        return [Place(prefix, cell) for prefix, cell in found["places"].items()]
+        return [NamePlace(prefix, cell) for prefix, cell in found["places"].items()]
     except (OSError, ValueError, KeyError, AttributeError):
         return ()

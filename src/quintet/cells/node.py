@@ -38,7 +38,7 @@ from quintet.log.replicated.status import NodeRole
 from quintet.model.cells import parse_place
 from quintet.net.cells import wire
 from quintet.net.cells.crossing import Crossings, Leaving, Way
-from quintet.net.cells.doors import Place
+from quintet.net.cells.doors import ProcessPlace
 from quintet.net.cells.remote import NAME as LEGS
 from quintet.net.cells.remote import Greeting, RemoteLegs, greeting
 from quintet.net.cluster.node import ANY
@@ -52,7 +52,7 @@ from quintet.protocols.options import split_address
 
 LOOK_S: Final = 0.2  # between two looks whether another process of this node leads
 PLACE_LOOK_S: Final = 1.0  # between two looks at which node should lead
-SETTLE_LEASES: Final = (
+STEADY_LEASES: Final = (
     2.0  # for which a node should lead before a cell moves to it: one that starts again and again gets none
 )
 CERTIFICATE_S: Final = 60.0  # after which certificates are read again
@@ -60,7 +60,7 @@ CERTIFICATE_S: Final = 60.0  # after which certificates are read again
 _log = logs.Logger()
 
 
-class NodePlace(Place):
+class NodePlace(ProcessPlace):
     """Which processes of this node lead their cells: a file for each that does, in the folder of the sockets."""
 
     def _mark(self, cell: int) -> str:
@@ -278,8 +278,8 @@ class NodeCell(CellServer, CellProcess):
             self._elsewhere = (name, time.monotonic())
         placement = self.cell.placement
         asked = placement is not None and (placement.node == name or own in placement.avoided)
-        settled = time.monotonic() - self._elsewhere[1] >= SETTLE_LEASES * self.settings.cell.lease_seconds
-        if (asked or settled) and self._is_caught_up(name):
+        steady = time.monotonic() - self._elsewhere[1] >= STEADY_LEASES * self.settings.cell.lease_seconds
+        if (asked or steady) and self._is_caught_up(name):
             _log.info("cell_moves", cell=self.place.cell, to=name, asked=asked)
             self._successor = name
             self._stop.set()

@@ -23,7 +23,7 @@ from quintet.console.section import ConsoleListener
 from quintet.model.cells import HOME
 from quintet.model.errors import OtherCell, ShuttingDown
 from quintet.net.cells.back import NAME
-from quintet.net.cells.doors import CellDoors, Place
+from quintet.net.cells.doors import CellDoors, ProcessPlace
 from quintet.net.cells.identity import NAME as IDENTITY
 from quintet.net.cells.identity import Following, Spreading
 from quintet.net.cells.pins import LinkedPins
@@ -41,7 +41,7 @@ class CellProcess(server.Server):
     """See server.Server for all that is as in any broker."""
 
     def __init__(
-        self, settings: Settings, reload: Callable[[], Settings], *, place: Place, ready: int, alive: int
+        self, settings: Settings, reload: Callable[[], Settings], *, place: ProcessPlace, ready: int, alive: int
     ) -> None:
         """ready: a descriptor to write one line to. alive: one that ends when the process that started this one is gone."""
         super().__init__(settings, reload)
@@ -53,7 +53,7 @@ class CellProcess(server.Server):
         self._spreading: Spreading | None = None
         self._shown: tuple[Console, ConsoleAnswering] | None = None
 
-    place_type: type[Place] = Place
+    place_type: type[ProcessPlace] = ProcessPlace
 
     @staticmethod
     def flags_of(settings: Settings, cell: int) -> dict[str, object]:

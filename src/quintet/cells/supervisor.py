@@ -28,8 +28,7 @@ from quintet.cells.folder import cell_folder, open_folder, places_of
 from quintet.cells.process import CellProcess
 from quintet.config import Settings
 from quintet.config.renaming import OldName
-from quintet.model.cells import HOME, CellMap
-from quintet.model.cells import Place as NamePlace
+from quintet.model.cells import HOME, CellMap, NamePlace
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.net.cells.sockets import Links, bind_all, bind_links, close_all
 from quintet.process import notify

@@ -195,7 +195,7 @@ class Sequencer:
             if outcome.refused:
                 self._refused(piece, outcome)
             else:
-                self._settle(
+                self._complete(
                     piece, Outcome(0, (), [*piece.places, *outcome.places] if piece.places else outcome.places)
                 )
         elif isinstance(error, ConnectionLost) and self._channel.failed is None:
@@ -216,14 +216,14 @@ class Sequencer:
         else:
             stored, refused = len(piece.places), len(piece.load.values)
             failures = tuple((stored + at, error) for at in range(min(refused, FAILURES_KEPT_MAX)))
-            self._settle(piece, Outcome(refused, failures, [*piece.places, *[None] * refused]))
+            self._complete(piece, Outcome(refused, failures, [*piece.places, *[None] * refused]))
             del self._ids[partition], self._next[partition]
             for other in behind:
                 self._number(other)
         for other in behind:
             other.again()
 
-    def _settle(self, piece: _Piece, outcome: Outcome) -> None:
+    def _complete(self, piece: _Piece, outcome: Outcome) -> None:
         if self._line and self._line[0] is piece:
             self._line.popleft()
         else:

@@ -135,12 +135,16 @@ class Traces:
 
     # -- appending -----------------------------------------------------------------------------------------------------
 
-    def watch(self, topic: str, durability: str, batch: bytearray, count: int, done: Appended | None) -> "Watch | None":
+    def watch(
+        self, topic: str, durability: str, batch: bytearray, count: int, done: Appended | None
+    ) -> "TracedAppend | None":
         """What to give to the log in place of `done`; None: there is nothing in this batch to follow."""
         if not may_have_header(batch, TRACEPARENT, _SAMPLED_END):
             return None
         found = self._sampled(batch, min(count, RECORDS_LOOKED_AT_MAX))
-        return Watch(self, self._scheduler.now(), topic, durability, batch, count, found, done) if found else None
+        return (
+            TracedAppend(self, self._scheduler.now(), topic, durability, batch, count, found, done) if found else None
+        )
 
     def _sampled(self, batch: bytearray, count: int) -> list[Sampled]:
         monotonic = self._scheduler.monotonic()
@@ -157,7 +161,7 @@ class Traces:
             found.append(Sampled(index, context, row[6].decode(errors="replace")))
         return found
 
-    def appended(self, watch: "Watch", offset: int, error: Exception | None) -> None:
+    def appended(self, watch: "TracedAppend", offset: int, error: Exception | None) -> None:
         """The log answered: offset is that of the batch's first record."""
         now = self._scheduler.now()
         staged = now if error is not None else max(placed(watch.batch).timestamp, watch.accepted)
@@ -294,7 +298,7 @@ class Traces:
         return made
 
 
-class Watch:
+class TracedAppend:
     """A batch on its way through the log: called in place of the publisher's `done`, which it calls then."""
 
     __slots__ = ("_done", "_traces", "accepted", "batch", "count", "durability", "found", "partition", "topic")

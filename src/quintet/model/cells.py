@@ -26,27 +26,27 @@ _SPREAD: Final = 0x9E3779B1  # 2^32 by the golden ratio: names that differ in th
 _WORD: Final = 0xFFFFFFFF
 
 
-class Place(NamedTuple):
+class NamePlace(NamedTuple):
     """Names that begin with this prefix belong to that cell."""
 
     prefix: str
     cell: int
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> NamePlace:
     """PREFIX=CELL, as an option gives it."""
     prefix, separator, number = text.rpartition("=")
     if not separator or not prefix or not number.isascii() or not number.isdigit():
         raise ConfigError(f"--place {text!r} is not PREFIX=CELL", hint="as in --place acme/=1")
     if prefix.encode().startswith(RESERVED):
         raise ConfigError(f"--place {text!r}: names that begin so are always in cell {HOME}", hint="leave it out")
-    return Place(prefix, int(number))
+    return NamePlace(prefix, int(number))
 
 
 class CellMap:
     """The cells of one broker: how many, and what belongs where."""
 
-    def __init__(self, count: int, places: Sequence[Place] = (), dead_letter_suffix: str = "") -> None:
+    def __init__(self, count: int, places: Sequence[NamePlace] = (), dead_letter_suffix: str = "") -> None:
         if not CELLS_MIN <= count <= CELLS_MAX:
             raise ConfigError(f"--cells {count}: {CELLS_MIN} to {CELLS_MAX} are possible")
         for place in places:

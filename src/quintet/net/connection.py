@@ -234,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as fault:
             self.fault("receive", fault)
         if gathers:
-            self._turns.settle()
+            self._turns.finish()
         self._receiving = False
         if not self._lost and not ((left or self._owed) and self._gathers_more()):
             self._send("receive")

@@ -105,7 +105,7 @@ class LoopScheduler:
         for ticket, step, code in self._writers.take():
             failure = self._tickets[ticket][0].failure(step, code) if code else None
             self.soon(partial(self._write_done, ticket, failure))
-        self.turns.settle()
+        self.turns.finish()
 
     def _write_done(self, ticket: int, result: BaseException | None) -> None:
         _, done, began = self._tickets.pop(ticket)

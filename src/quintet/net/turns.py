@@ -2,7 +2,7 @@
 
     begin ---- over()? ---- over()? ---- end          one callback of the loop; nested begins count as part of the first
                   |            |
-                  |            +-- soon(call) --> at the end of the turn: by `settle` of the callback if it gathers, else by the next one
+                  |            +-- soon(call) --> at the end of the turn: by `finish` of the callback if it gathers, else by the next one
                   +-- later(call) --> a queue that every callback of ours shares, first come, first served
 
 A session asks `over` between two frames and delivery asks for room, which is none when the turn is over (ADR 13). `over` is
@@ -35,7 +35,7 @@ SHORT_S: Final = 0.001
 SLOW_S: Final = 0.05  # of processor time: a turn above it is logged
 MARK_S: Final = 0.001  # how old the last look at the processor's clock may be when a turn begins
 LONE_READS: Final = 16  # after a pass with one read so many are taken to be alone, then a pass is counted again
-SETTLE_ROUNDS: Final = 6  # append, seal, write, tell the watchers, deliver: what a request brings about
+FINISH_ROUNDS_MAX: Final = 6  # append, seal, write, tell the watchers, deliver: what a request brings about
 CELLS: Final = Cells((SHORT_S, 0.002, 0.005, 0.01, 0.02, SLOW_S, 0.1, 0.2, 0.5, 1.0), shortest=SHORT_S)
 
 Report = Callable[[str, dict[str, object]], None]
@@ -59,7 +59,7 @@ class Turns:
 
     __slots__ = (
         "_began", "_calls", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
-        "_marked_at", "_owing", "_queue", "_report", "_running", "_settling", "begun", "connection_ids", "counts", "last", "latencies", "reads", "seconds", "worst",
+        "_marked_at", "_owing", "_queue", "_report", "_running", "_finishing", "begun", "connection_ids", "counts", "last", "latencies", "reads", "seconds", "worst",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
@@ -70,7 +70,7 @@ class Turns:
         self._calls: list[Callable[[], None]] = []  # for the end of this turn
         self._ending = False  # a callback for them is on its way
         self._gathering = False  # a callback runs that will run them itself
-        self._settling = False  # they run
+        self._finishing = False  # they run
         self._running: object = None  # the one that ran last
         self._owing: list[Debtor] = []  # who sends when this turn ends
         self.reads = 0  # of TCP connections
@@ -161,7 +161,7 @@ class Turns:
     def soon(self, call: Callable[[], None]) -> None:
         """Call at the end of this turn."""
         self._calls.append(call)
-        if not self._gathering and not self._settling:
+        if not self._gathering and not self._finishing:
             self._end_soon()
 
     def _end_soon(self) -> None:
@@ -170,13 +170,13 @@ class Turns:
             self._loop.call_soon(self._end_turn)
 
     def gather(self) -> None:
-        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `settle`, which
+        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `finish`, which
         must follow, and not only in another callback."""
         self._gathering = True
 
     def gather_if_alone(self) -> bool:
         """Gather, unless other connections are read in this pass of the loop, too, or a turn is being ended."""
-        if self._settling or self._gathering:
+        if self._finishing or self._gathering:
             return False
         if not self._lone:
             self._count_reads()
@@ -196,12 +196,12 @@ class Turns:
         self._counting = False
         self._lone = LONE_READS if self.reads == self._counted_from else 0
 
-    def settle(self) -> None:
-        """What waits, in order, then what that wants soon, at most SETTLE_ROUNDS times. What one turn has no time for is done in
+    def finish(self) -> None:
+        """What waits, in order, then what that wants soon, at most FINISH_ROUNDS_MAX times. What one turn has no time for is done in
         the next."""
         self._gathering = False
-        self._settling = True
-        rounds = SETTLE_ROUNDS
+        self._finishing = True
+        rounds = FINISH_ROUNDS_MAX
         while self._calls and rounds:
             rounds -= 1
             calls, self._calls = self._calls, []
@@ -215,13 +215,13 @@ class Turns:
                     self._calls[:0] = calls[number:]
                     rounds = 0
                     break
-        self._settling = False
+        self._finishing = False
         if self._calls:
             self._end_soon()
 
     def _end_turn(self) -> None:
         self._ending = False
-        self.run(self.settle)
+        self.run(self.finish)
 
     def turn_facts(self) -> dict[str, object]:
         return {"callback": name_of(self._running)}

@@ -36,11 +36,11 @@ class Presence:
         self._peer: Peer | None = None
         self._error: QuintetError | None = None
         self._been_registered = False
-        self._settled = asyncio.Event()  # the attempt under way has an outcome
+        self._attempted = asyncio.Event()  # the attempt under way has an outcome
 
     async def peer(self) -> Peer:
         """The registered peer; the error why there is none. Waits for an attempt that is under way."""
-        await self._settled.wait()
+        await self._attempted.wait()
         if self._peer is None:
             assert self._error is not None, "an attempt ends with a peer or an error"
             raise self._error
@@ -48,7 +48,7 @@ class Presence:
 
     async def started(self) -> None:
         """Wait until the first attempt has succeeded or failed."""
-        await self._settled.wait()
+        await self._attempted.wait()
 
     async def run(self) -> None:
         """Register, and again whenever it must be, until cancelled. Returns if the name was given up."""
@@ -72,7 +72,7 @@ class Presence:
             log.error("%s", error)
             return False
         log.warning("%s; registering again", error)
-        self._settled.clear()
+        self._attempted.clear()
         return True
 
     async def _register(self) -> None:
@@ -83,13 +83,13 @@ class Presence:
                 await peer.open()
             except QuintetError as error:
                 self._error = error
-                self._settled.set()
+                self._attempted.set()
                 if not self._been_registered and isinstance(error, (*FATAL, BadName)):
                     raise
                 log.warning("not registered as %s: %s; trying again", self.name, error)
             else:
                 self._peer, self._error, self._been_registered = peer, None, True
-                self._settled.set()
+                self._attempted.set()
                 return
             await asyncio.sleep(uniform(pause / 2, pause))
             pause = min(pause * 2, RETRY_MAX_S)

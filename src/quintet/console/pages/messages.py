@@ -47,7 +47,7 @@ class Page(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = PAGE_DEFAULT
 
 
-class Place(msgspec.Struct, forbid_unknown_fields=True):
+class MessagePlace(msgspec.Struct, forbid_unknown_fields=True):
     """One message."""
 
     topic: str
@@ -182,7 +182,7 @@ def told(call: Call, topic: Topic, rows: list[dict[str, object]]) -> None:
             call.broker.events.delivered(DOOR, call.owner, topic.name, partition, first, last)
 
 
-async def read(call: Call, ask: Place) -> tuple[Topic, Row]:
+async def read(call: Call, ask: MessagePlace) -> tuple[Topic, Row]:
     """The record, or OffsetNotFound. Whoever shows it tells the audit (`told_one`)."""
     topic = call.topic(ask.topic)
     partition = topic.partition(ask.partition)
@@ -195,11 +195,11 @@ async def read(call: Call, ask: Place) -> tuple[Topic, Row]:
     return topic, row
 
 
-def told_one(call: Call, topic: Topic, ask: Place) -> None:
+def told_one(call: Call, topic: Topic, ask: MessagePlace) -> None:
     call.broker.events.delivered(DOOR, call.owner, topic.name, ask.partition, ask.offset, ask.offset + 1)
 
 
-async def _one(call: Call, ask: Place) -> object:
+async def _one(call: Call, ask: MessagePlace) -> object:
     topic, row = await read(call, ask)
     told_one(call, topic, ask)
     whole = brief(ask.partition, row)
@@ -211,7 +211,7 @@ async def _one(call: Call, ask: Place) -> object:
     return whole | {"start": partition.start, "end": partition.visible}
 
 
-async def _download(call: Call, ask: Place) -> object:
+async def _download(call: Call, ask: MessagePlace) -> object:
     topic, row = await read(call, ask)
     told_one(call, topic, ask)
     value = bytes(row[3] or b"")
@@ -315,8 +315,8 @@ async def publish(
 
 OPERATIONS: Final = (
     Operation(method="GET", path="/api/messages", right="read", asks=Page, answer=_page),
-    Operation(method="GET", path="/api/message", right="read", asks=Place, answer=_one),
-    Operation(method="GET", path="/api/message/value", right="read", asks=Place, answer=_download),
+    Operation(method="GET", path="/api/message", right="read", asks=MessagePlace, answer=_one),
+    Operation(method="GET", path="/api/message/value", right="read", asks=MessagePlace, answer=_download),
     Operation(method="GET", path="/api/tail", right="read", asks=Tail, stream=_tail),
     Operation(method="POST", path="/api/publish", right="write", asks=Publish, answer=_publish),
 )

@@ -15,7 +15,7 @@ from quintet.broker.slices import Steps
 from quintet.broker.topics import filters, reads
 from quintet.broker.topics.seek import read_from
 from quintet.console.call import Call, Operation
-from quintet.console.pages.messages import ALL, Place, brief, partitions_of, read, told
+from quintet.console.pages.messages import ALL, MessagePlace, brief, partitions_of, read, told
 from quintet.log.base import Partition
 from quintet.model.batch import CHAIN, LINK_BYTES, RecordBatch
 from quintet.model.errors import BadRequest
@@ -152,7 +152,7 @@ def _over(matches: int, looked_bytes: int, seconds: float) -> str:
 # -- the journey of a message -----------------------------------------------------------------------------------------
 
 
-async def _journey(call: Call, ask: Place) -> object:
+async def _journey(call: Call, ask: MessagePlace) -> object:
     """What is known of a message: publishing, its place in the audit chain, deliveries, acknowledgements, dead letters."""
     topic, row = await read(call, ask)
     partition = topic.partition(ask.partition)
@@ -176,7 +176,7 @@ async def _journey(call: Call, ask: Place) -> object:
     return {"steps": steps, "link": link, "batch": batch.base_offset, "whole": whole, "all": call.administers}
 
 
-async def _events(call: Call, raw: bytes, ask: Place, since_us: int) -> tuple[list[dict[str, object]], bool]:
+async def _events(call: Call, raw: bytes, ask: MessagePlace, since_us: int) -> tuple[list[dict[str, object]], bool]:
     """Rows of `__events` about it, and whether all that could be were looked at."""
     log = call.broker.events.partition
     at = log.offset_at(since_us)
@@ -193,7 +193,7 @@ async def _events(call: Call, raw: bytes, ask: Place, since_us: int) -> tuple[li
     return found[:JOURNEY_ROWS_MAX], at >= log.visible
 
 
-def _moves(batches: list[RecordBatch], first: int, raw: bytes, ask: Place) -> Steps[list[dict[str, object]]]:
+def _moves(batches: list[RecordBatch], first: int, raw: bytes, ask: MessagePlace) -> Steps[list[dict[str, object]]]:
     found: list[dict[str, object]] = []
     decode = msgspec.json.Decoder(EventRow).decode
     for batch in batches:
@@ -209,7 +209,7 @@ def _moves(batches: list[RecordBatch], first: int, raw: bytes, ask: Place) -> St
     return found
 
 
-async def _letters(call: Call, raw: bytes, ask: Place) -> list[dict[str, object]]:
+async def _letters(call: Call, raw: bytes, ask: MessagePlace) -> list[dict[str, object]]:
     """Its dead letters, open ones and those that were replayed or purged."""
     dead = call.broker.dead
     letters = call.broker.topics.get(dead.name_for(raw))
@@ -226,7 +226,7 @@ async def _letters(call: Call, raw: bytes, ask: Place) -> list[dict[str, object]
     return found
 
 
-def _buried(batches: list[RecordBatch], first: int, ask: Place) -> Steps[list[tuple[int, int, str]]]:
+def _buried(batches: list[RecordBatch], first: int, ask: MessagePlace) -> Steps[list[tuple[int, int, str]]]:
     found: list[tuple[int, int, str]] = []
     place = (b"%d" % ask.partition, b"%d" % ask.offset)
     for row in _rows(batches, first):
@@ -249,5 +249,5 @@ def _rows(
 
 OPERATIONS: Final = (
     Operation(method="GET", path="/api/search", right="read", asks=Search, stream=_search),
-    Operation(method="GET", path="/api/journey", right="read", asks=Place, answer=_journey),
+    Operation(method="GET", path="/api/journey", right="read", asks=MessagePlace, answer=_journey),
 )

@@ -205,7 +205,7 @@ class Replica:
         flight = self._flying.get(sequence)
         if flight is not None:  # it is not, if it was read in a gap
             flight.offset = offset
-            self._settle(monotonic)
+            self._confirm_answered(monotonic)
 
     def write_failed(self, sequence: int, error: str) -> None:
         if sequence in self._flying:
@@ -221,7 +221,7 @@ class Replica:
             self._heard = monotonic  # not again at once
         self._on(Event.CLAIM_UNANSWERED)
 
-    def _settle(self, monotonic: int) -> None:
+    def _confirm_answered(self, monotonic: int) -> None:
         """Confirm in order what is answered; begin to read where there is a gap."""
         while self._flying and self.state is State.LEADING:
             sequence, flight = next(iter(self._flying.items()))
@@ -282,7 +282,7 @@ class Replica:
         if self.state is State.CHECKING and self.fold.next > self._gap_end:
             self._on(Event.GAP_READ)
             self._host.stop_reading()
-            self._settle(monotonic)
+            self._confirm_answered(monotonic)
 
     def _counts(self, offset: int, record: WalRecord, verdict: Verdict, monotonic: int) -> None:
         own = record.instance == self.instance

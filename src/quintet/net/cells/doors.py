@@ -32,7 +32,7 @@ from quintet.protocols.door import AnyDoor, MakeSession, Options
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """Where one process stands among the processes of its broker."""
 
     cell: int
@@ -53,7 +53,7 @@ class Place:
 class CellDoors(OpenDoors):
     """The doors of one process."""
 
-    place: Place  # set before the first is opened
+    place: ProcessPlace  # set before the first is opened
 
     async def open(self, door: AnyDoor, options: Options) -> None:
         if door.in_every_process or self.place.cell == HOME:

@@ -456,7 +456,7 @@ class QuicListener:
             for event in self.endpoint.take(TAKE_BYTES):
                 self._event(event)
         finally:
-            self.turns.settle()  # what needs no disk is answered in the same turn
+            self.turns.finish()  # what needs no disk is answered in the same turn
             self._flush()
 
     def _event(self, event: QuicEvent) -> None:

@@ -415,12 +415,12 @@ class QuicEndpoint:
         address = link.quic.get_peer_address()
         assert address is not None, "a handshake has two sides"
         link.peer = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-        self._settled(link)
+        self._handshake_over(link)
         self._figures["accepted"] += 1
         self._tell((CONNECTED, link.number, link.peer))
         self._keep_alive(link)
 
-    def _settled(self, link: EngineConnection) -> None:
+    def _handshake_over(self, link: EngineConnection) -> None:
         """The handshake is over, one way or the other."""
         if link.half_open:
             link.half_open = False
@@ -447,7 +447,7 @@ class QuicEndpoint:
         if link.gone:
             return
         link.gone = True
-        self._settled(link)
+        self._handshake_over(link)
         if link.alive is not None:
             link.alive.cancel()
         link.unfinished.clear()

@@ -312,7 +312,7 @@ class FastSession:
         token.missing -= 1
         token.error = token.error or error
         if token.missing <= 0:
-            self._settled(token, None, token.error)
+            self._answered(token, None, token.error)
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -530,9 +530,9 @@ class FastSession:
 
     def _late(self, slot: _Request) -> Callable[[object, Exception | None], None]:
         """Back through the connection: it hands on nothing when it is gone, and sends what the session makes."""
-        return partial(self._sink.completed, partial(self._settled, slot))
+        return partial(self._sink.completed, partial(self._answered, slot))
 
-    def _settled(self, slot: _Request, _result: object, error: Exception | None) -> None:
+    def _answered(self, slot: _Request, _result: object, error: Exception | None) -> None:
         """A request is durable, or could not be made so, or was refused."""
         if error is not None:
             answer = self._refuse(slot.kind, slot.topic, slot.count, error, slot.answered)

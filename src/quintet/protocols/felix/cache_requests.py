@@ -233,9 +233,9 @@ class Late:
 
     def done(self, error: Exception | None) -> None:
         """Called by the cache, never within the call that made the change."""
-        self._sink.completed(self._settled, None, error)
+        self._sink.completed(self._answered, None, error)
 
-    def _settled(self, _result: object, error: Exception | None) -> None:
+    def _answered(self, _result: object, error: Exception | None) -> None:
         if error is None:
             assert self.message is not None, "whoever asks for a change says what to answer"
             self._say(codec.encode(self.message))

@@ -65,7 +65,7 @@ def convert(path: str, options: Mapping[str, str] | None = None) -> Converted:
         there = f"a {known.format} table" if known is not None else "no lake table"
         raise LakeError(f"there is {there} at {path}", hint="only a Parquet table can be converted")
     table = Delta(path, known.partition_by, storage)
-    paths, fences = _settled(where) if isinstance(where, ObjectPath) else _listed(ParquetTable(path))
+    paths, fences = _recovered(where) if isinstance(where, ObjectPath) else _listed(ParquetTable(path))
     with table.journal.locked():
         files = [_file(each, where, known.partition_by) for each in paths]
         if table.schema() is None:
@@ -107,7 +107,7 @@ def _comes_again(writer: str) -> bool:
 # -- object stores ----------------------------------------------------------------------------------------------------
 
 
-def _settled(at: ObjectPath) -> tuple[Sequence[TablePath], dict[str, int]]:
+def _recovered(at: ObjectPath) -> tuple[Sequence[TablePath], dict[str, int]]:
     """The files and the fences of a table in a store, after what was cut off is carried out."""
     with plain(at, TableNotFoundError):
         try:

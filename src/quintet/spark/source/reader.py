@@ -354,7 +354,7 @@ def read_task(options: ReadOptions, table: ReadColumns, task: InputPartition) ->
     for part in task.value:
         for batch in open_range(options, part, table.needed, asked):
             yield from shape.shaped(batch)
-            shape.settle(connection, part.span.topic, part.span.partition)
+            shape.handle_bad_rows(connection, part.span.topic, part.span.partition)
     shape.finish()
     if asked:
         _still_the_same(connection, asked)

@@ -5,7 +5,7 @@ not decode. It is never lost in silence:
 
     null         it stays, with nulls in the typed columns and its cause in decode_error; a warning counts such rows
     fail         the read fails with the offset of the row and its cause
-    deadletter   it is left out, and `settle` asks the broker to copy the record to the dead letters of its topic: once, however
+    deadletter   it is left out, and `handle_bad_rows` asks the broker to copy the record to the dead letters of its topic: once, however
                  often a task is repeated
 
 A row whose value is null (a tombstone) stays, with nulls in the typed columns.
@@ -32,7 +32,7 @@ _log = logging.getLogger("quintet.spark")
 
 
 class Shape:
-    """Turns the batches of one task: `shaped` for each batch, `settle` after it, `finish` at the end."""
+    """Turns the batches of one task: `shaped` for each batch, `handle_bad_rows` after it, `finish` at the end."""
 
     def __init__(self, table: ReadColumns, newer: tuple[str, ...] = ()) -> None:
         self._table = table
@@ -43,7 +43,7 @@ class Shape:
             if typed is None
             else decoder(typed.kind, typed.definition, (*newer, *typed.older), prefix=typed.prefix, ids=typed.ids)
         )
-        self._bad: list[tuple[int, str]] = []  # offset and cause, since the last `settle`
+        self._bad: list[tuple[int, str]] = []  # offset and cause, since the last `handle_bad_rows`
         # Topic and partition -> how many rows did not decode, the offset of the first and its cause.
         self._counts: dict[tuple[str, int], tuple[int, int, str]] = {}
 
@@ -78,7 +78,7 @@ class Shape:
         good = causes.is_null()
         return [array.filter(good) for array in arrays]
 
-    def settle(self, connection: FlightConnection, topic: str, partition: int) -> None:
+    def handle_bad_rows(self, connection: FlightConnection, topic: str, partition: int) -> None:
         """Apply onDecodeError to the rows of this partition that did not decode since the last call."""
         bad, self._bad = self._bad, []
         if not bad or self._table.typed is None:

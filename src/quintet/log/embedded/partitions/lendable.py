@@ -5,7 +5,7 @@ While it is lent the kernel has its end, its place in the segment, its head link
 moving them for every record of the journal was a quarter of what it cost. Whoever needs what the kernel has calls `recall` first. A
 partition is lent only while its state is IDLE and it has nothing staged.
 
-What the journal made durable may be late in the segment itself: `settle` writes it. Whoever reads or syncs the file, or says where
+What the journal made durable may be late in the segment itself: `flush_late` writes it. Whoever reads or syncs the file, or says where
 it is, calls that first. If the file refuses, the partition fails and keeps what it owes the file; it is not synced before it has
 that, so its journal stays, and the next start puts it there.
 """
@@ -177,7 +177,7 @@ class LendablePartition(SyncedPartition):
         """Refuse everything that is not durable."""
         raise NotImplementedError
 
-    def settle(self) -> bool:
+    def flush_late(self) -> bool:
         """Catch up, and write to the segment what is late. False: it refused, and the partition failed for it."""
         self.catch_up()
         if self._lent and self._shared.lending is not None:
@@ -204,7 +204,7 @@ class LendablePartition(SyncedPartition):
 
     def recall(self) -> None:
         """Take back what was lent, and go on as if what is not durable had been appended and staged here."""
-        self.settle()
+        self.flush_late()
         if self._lent:
             self._give_back()
 

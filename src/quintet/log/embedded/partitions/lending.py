@@ -6,7 +6,7 @@ ways: by the committer, in a record of the journal with everybody else's, or inl
 recalled gets back what is not yet durable as if it had staged it itself, so everything that can go wrong is handled as it always was.
 
 What is in the journal need not be in its segment yet: it is *late*, and written there in larger pieces: with a record, when it is
-much; when it is old (`write_late`); and before anybody looks at the file or syncs it (`LendablePartition.settle`).
+much; when it is old (`write_late`); and before anybody looks at the file or syncs it (`LendablePartition.flush_late`).
 
 Who appended a run of groups in one read waits for all of them once (`Held.done`), and not for each: only groups that come back to
 Python have a waiter of their own.
@@ -50,7 +50,7 @@ class Lendable(Committable, Protocol):
 
     def recall(self) -> None: ...
 
-    def settle(self) -> bool: ...
+    def flush_late(self) -> bool: ...
 
     def catch_up(self) -> None: ...
 
@@ -244,7 +244,7 @@ class Lending:
         before = monotonic - LATE_US_MAX
         if before >= 0:
             for slot in self.tails.tardy_lent(before, LATE_AT_ONCE_MAX):
-                self._partitions[slot].settle()
+                self._partitions[slot].flush_late()
 
     def catch_up(self) -> None:
         """Who asks wants the links of all."""

@@ -348,7 +348,7 @@ class FilePartition(LendablePartition):
         self._commit(chunk, False)
         if chunk.late:
             self._owe(chunk.position, chunk.buffers)
-            self.settle()
+            self.flush_late()
         if not self._lend():
             self._flush()
 
@@ -513,7 +513,7 @@ class FilePartition(LendablePartition):
 
     def _probe_done(self, error: StorageError | BaseException | None) -> None:
         self._on(_DONE)
-        if error is None and isinstance(self._failure, StorageFull) and self.settle():
+        if error is None and isinstance(self._failure, StorageFull) and self.flush_late():
             self._failure = None
             self._shared.report("storage_resumed", {"directory": self.directory})
         elif isinstance(error, PartitionFailed):
@@ -576,7 +576,7 @@ class FilePartition(LendablePartition):
         self.when_idle(partial(self._shut, done))
 
     def _shut(self, done: Callable[[], None]) -> None:
-        healthy = not isinstance(self._failure, PartitionFailed) and self.settle()
+        healthy = not isinstance(self._failure, PartitionFailed) and self.flush_late()
         self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         segment = self.segments[-1] if self.segments else None
         self._on(_BEGUN)

@@ -68,7 +68,7 @@ class ReadablePartition:
         if offset >= self._visible:
             self._shared.scheduler.soon(partial(done, [], None))
             return
-        if not self.settle():
+        if not self.flush_late():
             self._shared.scheduler.soon(partial(done, [], self.failure))
             return
         self._shared.stats["fetches"] += 1
@@ -94,12 +94,12 @@ class ReadablePartition:
     def catch_up(self) -> None:
         """Have the segments say what is visible."""
 
-    def settle(self) -> bool:
+    def flush_late(self) -> bool:
         """Have the files hold everything that is visible. False: they do not, and `failure` says why."""
         return True
 
-    def _check_settled(self) -> None:
-        if not self.settle() and self.failure is not None:
+    def _check_flushed(self) -> None:
+        if not self.flush_late() and self.failure is not None:
             raise self.failure
 
     @property
@@ -108,7 +108,7 @@ class ReadablePartition:
         return None
 
     def read_now(self, offset: int) -> list[RecordBatch]:
-        self._check_settled()
+        self._check_flushed()
         offset = max(offset, self.start)
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
@@ -121,7 +121,7 @@ class ReadablePartition:
         return found
 
     def files(self, first: int, last: int) -> list[SegmentFile]:
-        self._check_settled()
+        self._check_flushed()
         found = []
         last = min(last, self._visible)
         for segment in self.segments[max(bisect_right(self.segments, first, key=_base_of) - 1, 0) :]:

@@ -97,7 +97,7 @@ class SyncedPartition(ReadablePartition):
         if self._sync_state is not SyncState.DIRTY or self._state is State.WRITING or self.is_failed:
             return None
         segment = self.segments[-1]
-        if segment.handle < 0 or not self.settle():
+        if segment.handle < 0 or not self.flush_late():
             return None
         self._on_sync(SyncEvent.BEGUN)
         self.links.begin_sync()
