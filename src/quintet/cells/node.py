@@ -144,14 +144,14 @@ class NodeCell(CellServer, CellProcess):
     def _forwarding(self) -> Forwarding:
         """Doors with a router are not among them: other processes of this node may have them open."""
         listeners = self.settings.listeners
-        doors = [door for door in listeners.doors if door.route is None] if self.is_home else []
+        doors = [door for door in listeners.doors if not door.in_every_process] if self.is_home else []
         found = [door for door in forwarded_doors(doors, listeners.of) if door.port]
         return Forwarding(found, self.leader_host, server.report)
 
     async def _open_detour(self) -> None:
         """Doors with a router lead to the leader of this cell, while no process of this node leads one."""
         listeners = self.settings.listeners
-        doors = forwarded_doors((door for door in listeners.doors if door.route is not None), listeners.of)
+        doors = forwarded_doors((door for door in listeners.doors if door.in_every_process), listeners.of)
         sockets = self.place.sockets
         while True:
             needed = not self.place.any_leads()
@@ -213,10 +213,10 @@ class NodeCell(CellServer, CellProcess):
             self.cell.place(Placement(self._layout()), placed.set)
             await placed.wait()
         await super()._open_doors()
-        await self._open_legs()
         self.place.open_doors()
 
     async def _open_legs(self) -> None:
+        """Before the doors: the leader of cell 0 may be on another node, and says over a leg who may do what."""
         cluster = self.cluster
         assert cluster is not None
         host, port = split_address(self.settings.cluster.listen)

@@ -97,15 +97,20 @@ class CellProcess(server.Server):
             self._spreading.start()
             broker.users.changes.spread = broker.quotas.changes.spread = self._spreading.spread
             await self.cell_doors.open_links({})
+            await self._open_legs()
             return
         following = Following(identity)
         await self.cell_doors.open_links({IDENTITY: following.session})
+        await self._open_legs()
         waits = [asyncio.ensure_future(each.wait()) for each in (following.there, self._stop)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in waits:
             each.cancel()
         if not following.there.is_set():
             raise ShuttingDown(f"cell {place.cell} was stopped before cell {HOME} had told it who may do what")
+
+    async def _open_legs(self) -> None:
+        """Listen for the legs of other nodes, where there are some (cells/node.py)."""
 
     async def _open_admin(self) -> None:
         """What this cell counts: at the admin listener of cell 0, or for cell 0 to ask."""

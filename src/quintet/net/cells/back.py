@@ -157,7 +157,11 @@ class LegSession:
             return 0
         said = msgspec.msgpack.decode(view[wire.LENGTH.size : end], type=wire.Opening)
         peer = ClientAddress(said.peer, self._connection.id)
-        self._inner = self._makes[said.door](self._connection, peer, said)
+        make = self._makes.get(said.door)
+        if make is None:
+            self._closing = f"this cell has not opened {said.door}"
+            return end
+        self._inner = make(self._connection, peer, said)
         if self._inner is None:
             self._closing = "the connection of this stream has ended"
             return end
