@@ -44,6 +44,7 @@ class CellNode:
         }
         for name in self.doors:
             self.settings |= {
+                f"QUINTET_LISTENERS__{name.upper()}__ENABLED": "true",
                 f"QUINTET_LISTENERS__{name.upper()}__HOST": self.host,
                 f"QUINTET_LISTENERS__{name.upper()}__PORT": str(ports[name]),
             }
@@ -86,7 +87,7 @@ class Nodes:
 
     def __init__(self, folder: Path, servers: str, topic: str, program: str = "") -> None:
         cluster = random.choice(CLUSTER_PORTS)
-        ports = {"blipmq": shared_port(), "flymq": shared_port(), "cluster": cluster}
+        ports = {"cluster": cluster, **{door: shared_port() for door in ("blipmq", "flymq", "felix", "flight")}}
         self.cells = CellMap(CELLS, dead_letter_suffix=".dlq")
         self.all = [CellNode(folder, number, (servers, topic), ports, program) for number in range(2)]
 

@@ -15,6 +15,7 @@ import quintet
 from bench import peers
 from quintet.cli.operate import scrape
 from quintet.client.core.errors import QuintetError, TopicNotFound
+from quintet.client.manage import Manage
 from tests.crash import reader
 from tests.crash.brokers import ROOT
 from tests.crash.cells import SMALL_JAVA
@@ -121,6 +122,7 @@ async def test_nothing_is_lost_when_nodes_die_and_cells_move(nodes: Nodes) -> No
     await asyncio.to_thread(nodes.until, lambda: len({*nodes.leaders(), ""}) == 1 + CELLS, "cells are not shared out")
     first, second = (nodes.named(name) for name in nodes.leaders())
     topics, forgotten = nodes.topics("kept"), nodes.topics("lost")
+    await reach_every_cell(nodes, first)
     control = Load(nodes, forgotten, qos=0)
     await control.more()
     await control.stop()
@@ -147,6 +149,37 @@ async def test_nothing_is_lost_when_nodes_die_and_cells_move(nodes: Nodes) -> No
     say_the_truth(nodes, first, second)
     assert [node.terminate() for node in nodes.all] == [0, 0]
     check_files(nodes, topics)
+
+
+async def reach_every_cell(nodes: Nodes, home: CellNode) -> None:
+    """By Felix, whose door is cell 0's; as a user who was made at one node and is known to all cells; by Flight what is in cell 0."""
+    topics = nodes.topics("reached")
+    for number, node in enumerate(nodes.all):
+        name = f"user{number}"
+        async with quintet.connect(url(node, "flymq"), wait=WAIT_S) as bus:
+            await Manage(bus).create_user(name, "secret-123", roles=["admin"])
+        for other in nodes.all:
+            async with quintet.connect(f"flymq://{name}:secret-123@{other.doors['flymq']}") as bus:
+                for topic in topics:
+                    await bus.publish(topic, name.encode())
+    ca = home.data / "cell-0" / "tls" / "felix-certificate.pem"  # for 127.0.0.1, where the first node is
+    async with quintet.connect(f"felix://:dev-key@{nodes.all[0].doors['felix']}?ca={ca}", wait=WAIT_S) as bus:
+        for topic in topics:
+            await bus.publish(topic, b"felix")
+            async with bus.subscribe(topic, start="earliest") as messages:
+                found = [(await anext(messages)).value for _ in range(5)]
+            assert sorted(found) == [b"felix", b"user0", b"user0", b"user1", b"user1"]
+    for node in nodes.all:
+        listed = await asyncio.to_thread(flights, node.doors["flight"])
+        assert topics[0] in listed and topics[1] not in listed
+
+
+def flights(address: str) -> list[str]:
+    from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
+
+    login = flight.FlightCallOptions(headers=[(b"authorization", b"Basic YWRtaW46YWRtaW4=")], timeout=WAIT_S)
+    with flight.connect(f"grpc://{address}") as client:
+        return [info.descriptor.path[0].decode() for info in client.list_flights(options=login)]
 
 
 def say_the_truth(nodes: Nodes, first: CellNode, second: CellNode) -> None:

@@ -16,11 +16,11 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quintet import figures, logs, server
 from quintet.admin.app import create_app
@@ -35,7 +35,7 @@ from quintet.config.renaming import OldName
 from quintet.log.replicated.kafka import WalOptions
 from quintet.log.replicated.records import Placement
 from quintet.log.replicated.status import NodeRole
-from quintet.model.cells import parse_place
+from quintet.model.cells import HOME, parse_place
 from quintet.net.cells import wire
 from quintet.net.cells.crossing import Crossings, Leaving, Way
 from quintet.net.cells.doors import ProcessPlace
@@ -50,12 +50,18 @@ from quintet.net.tls import load_into
 from quintet.protocols.base import SessionConnection
 from quintet.protocols.options import split_address
 
+if TYPE_CHECKING:
+    from quintet.flight.server import Door
+
 LOOK_S: Final = 0.2  # between two looks whether another process of this node leads
 PLACE_LOOK_S: Final = 1.0  # between two looks at which node should lead
 STEADY_LEASES: Final = (
     2.0  # for which a node should lead before a cell moves to it: one that starts again and again gets none
 )
 CERTIFICATE_S: Final = 60.0  # after which certificates are read again
+
+# Flight and the console show cell 0: those of other cells would have to be asked on the nodes that lead them.
+ELSEWHERE_OFF: Final = {"listeners.flight.enabled": False, "listeners.console.enabled": False}
 
 _log = logs.Logger()
 
@@ -110,16 +116,23 @@ class NodeCell(CellServer, CellProcess):
 
     @staticmethod
     def flags_of(settings: Settings, cell: int) -> dict[str, object]:
-        return {
+        flags: dict[str, object] = {
             "cluster.listen": next_address(settings.cluster.listen, cell),
             "cluster.peers": tuple(next_address(peer, cell) for peer in settings.cluster.peers),
         }
+        return flags if cell == HOME else flags | ELSEWHERE_OFF
 
     def _wal_options(self) -> WalOptions:
         return replace(super()._wal_options(), partition=self.place.cell, partitions=self.place.cells.count)
 
     def _layout(self) -> str:
         return self.place.cells.layout
+
+    def _flight_type(self, door: "type[Door]") -> "Callable[..., Door]":
+        return door
+
+    def _console_elsewhere(self) -> object:
+        return None
 
     # -- while it follows ----------------------------------------------------------------------------------------------
 
