@@ -378,7 +378,9 @@ def test_wrong_places_are_refused_clearly(live: Commands, data: Path, place: str
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "not a data folder" in live("backup", "create", place, "--data", str(empty), code=1).err
-    assert "no complete backup" in live("restore", place, "--data", str(tmp_path / "r"), code=1).err
+    missing = str(tmp_path / "missing")
+    assert "there is no such folder" in live("restore", missing, "--data", str(tmp_path / "r"), code=1).err
+    assert "no complete backup" in live("restore", str(empty), "--data", str(tmp_path / "r"), code=1).err
     live("backup", "create", place, "--data", str(data))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("x")

@@ -31,6 +31,7 @@ def test_a_connection_is_listed_shown_and_ended(server: Server, live: Commands) 
         [row] = live("conn", "list", "--filter", peer, "--json").json
         assert (row["door"], row["who"], row["tls"]) == ("blipmq", None, "")
         assert peer in live("conn", "list").out
+        assert "no connection has 'nowhere' in it" in live("conn", "list", "--filter", "nowhere").err
         shown = live("conn", "show", peer).out
         for words in (
             "blipmq",

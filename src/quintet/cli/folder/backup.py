@@ -228,6 +228,8 @@ def _newest(store: "Store", place: str) -> "Manifest":
     ids, broken = manifests.complete(store), manifests.cut_short(store)
     if not ids:
         more = f"; {', '.join(broken)} was cut short" if broken else ""
+        if "://" not in place and not Path(place).is_dir():
+            more = ": there is no such folder"
         raise BackupError(f"there is no complete backup in {place}{more}")
     later = [id for id in broken if id > ids[-1]]
     if later:

@@ -79,7 +79,7 @@ def list_connections(console: str, ca: str | None, filter: str, sort: str, count
             )
             for row in rows
         ],
-        "nobody is connected",
+        f"no connection has {filter!r} in it" if filter else "nobody is connected",
     )
 
 
