@@ -355,7 +355,7 @@ impl Lents {
 
     /// What was being written on this way is: readers find it here. What was recalled meanwhile is left out. `now`: any number that
     /// does not fall, for `tardy`.
-    pub fn commit(&mut self, py: Python<'_>, inline: bool, now: u64) -> PyResult<()> {
+    pub fn commit(&mut self, py: Python<'_>, inline: bool, monotonic: u64) -> PyResult<()> {
         for slot in std::mem::take(&mut self.flying[way(inline)]) {
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
             let Some(flight) = loan.flight.take() else { continue };
@@ -365,8 +365,8 @@ impl Lents {
                 loan.written = loan.position;
             } else {
                 if loan.late.is_empty() {
-                    loan.since = now;
-                    self.tardy.push_back((now, slot));
+                    loan.since = monotonic;
+                    self.tardy.push_back((monotonic, slot));
                 }
                 loan.late.extend(flight.buffers.iter().map(|buffer| buffer.clone_ref(py)));
                 self.late_bytes += (loan.position - flight.position) as usize;

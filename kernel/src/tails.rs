@@ -584,8 +584,8 @@ impl Tails {
         self.lents.seal(py, inline, bytes_max, later)
     }
 
-    fn commit_lent(&mut self, py: Python<'_>, inline: bool, now: u64) -> PyResult<()> {
-        self.lents.commit(py, inline, now)
+    fn commit_lent(&mut self, py: Python<'_>, inline: bool, monotonic: u64) -> PyResult<()> {
+        self.lents.commit(py, inline, monotonic)
     }
 
     fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {

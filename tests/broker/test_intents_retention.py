@@ -29,7 +29,7 @@ def test_what_retention_took_while_the_rest_waited_is_not_appended_again() -> No
     kept = parts.topics.create(b"kept", 1, retention_us=10 * SECOND)[0]
     broken = parts.topic(b"broken")
     parts.scheduler.run_until_idle()
-    broken.partitions[0] = Refusing(broken)  # type: ignore[call-overload]
+    broken.partitions = [Refusing(broken)]  # type: ignore[list-item]
     told = Told()
     appends: list[Adding] = [(topic, 0, kernel.build([b"once"], origin=b"test:1")) for topic in (kept, broken)]
     tell(parts.intents.commit(appends, ()), told)

@@ -19,7 +19,7 @@ from quintet.client.core.errors import ConnectionLost
 from quintet.config import Settings
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from tests.crash.brokers import ROOT
-from tests.crash.cells import HOSTS, LEAD_S, NODES, PROMISES, SMALL_JAVA, Cell, NodeProcess
+from tests.crash.cells import HOSTS, LEAD_S, NODES, PROMISES, SMALL_JAVA, Cell, NodeProcess, shared_port
 from tests.crash.load import Load
 
 pytestmark = pytest.mark.crash
@@ -37,7 +37,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 class ClusterProcess(NodeProcess):
     """A node that listens for the other one, with certificates, and keeps nothing in the WAL that both have."""
 
-    ports: ClassVar = [peers.free_port() for _ in range(NODES)]
+    ports: ClassVar = [shared_port() for _ in range(NODES)]  # never one that the system gave to somebody meanwhile
 
     def start(self) -> None:
         name = self.data.name.replace("data", "n")

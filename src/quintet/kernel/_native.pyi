@@ -353,9 +353,9 @@ class Tails(Generic[View]):
         would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; table and body are
         the entries and the batches of a record of the journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
         recalled. ValueError if what was sealed before is neither committed nor recalled."""
-    def commit_lent(self, inline: bool, now: int) -> None:
+    def commit_lent(self, inline: bool, monotonic: int) -> None:
         """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out, what had no place
-        in a segment is late. now: a number that does not fall."""
+        in a segment is late. monotonic: the time, which does not fall."""
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
         """(position, buffers) of what is committed and not in the segment; from here on it counts as written. ValueError if it is not
         lent."""

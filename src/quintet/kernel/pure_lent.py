@@ -284,7 +284,7 @@ class Lents(Generic[View]):
                 body += b"".join(buffers)
         return rows, places, placed, bytes(table), bytes(body), unfit, appends
 
-    def commit(self, inline: bool, now: int) -> None:
+    def commit(self, inline: bool, monotonic: int) -> None:
         flying = self._flying[inline][:]
         self._flying[inline].clear()
         for slot in flying:
@@ -297,8 +297,8 @@ class Lents(Generic[View]):
                 loan.late, loan.written = [], loan.position
             else:
                 if not loan.late:
-                    loan.since = now
-                    self._tardy.append((now, slot))
+                    loan.since = monotonic
+                    self._tardy.append((monotonic, slot))
                 loan.late += flight.buffers
                 self.late_bytes += loan.position - flight.position
             self.owed[inline] -= flight.owed

@@ -413,8 +413,8 @@ class Tails(Generic[View]):
     ) -> tuple[list[Row], list[Place], list[int], builtins.bytes, builtins.bytes, list[int], int]:
         return self.lents.seal(inline, bytes_max, later)
 
-    def commit_lent(self, inline: bool, now: int) -> None:
-        self.lents.commit(inline, now)
+    def commit_lent(self, inline: bool, monotonic: int) -> None:
+        self.lents.commit(inline, monotonic)
 
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
         return self.lents.take_late(slot)

@@ -341,6 +341,8 @@ class EmbeddedLog:
             self._last_topic_id = max(self._last_topic_id, spec.id)
             if not self._durable and spec.id in self._folders:  # perhaps made by a process that was killed
                 self._shared.directories.mark_unsynced(f"{self._directory}/topics/{spec.id:08d}")
+        elif len(opened) < spec.partitions:
+            opened = self._topics[spec.id] = opened[:]  # the one that was handed out stays as it is
         for number in range(len(opened), spec.partitions):
             if spec.durability == "memory":
                 opened.append(MemoryPartition(self._shared, self._memory, spec, number))
