@@ -109,6 +109,17 @@ def answers(node: NodeProcess) -> bool:
         link.close()
 
 
+def written(spark: "SparkSession", place: str) -> int:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return spark.read.parquet(place).count()
+    except (
+        AnalysisException
+    ):  # on a slow machine the first batch is not complete yet: there is no file to know the columns by
+        return 0
+
+
 @pytest.mark.timeout(600)
 def test_spark_reads_followers_and_goes_on_when_one_is_killed(
     spark: "SparkSession", cell: Cell, tmp_path: Path
@@ -149,7 +160,7 @@ def test_spark_reads_followers_and_goes_on_when_one_is_killed(
             cell.put(number)
             if number == PUTS // 2:
                 cell.kill(read_from)
-        until(lambda: query.exception() or spark.read.parquet(places["out"]).count() >= PUTS * ROWS)
+        until(lambda: query.exception() or written(spark, places["out"]) >= PUTS * ROWS)
         query.processAllAvailable()
     finally:
         query.stop()
