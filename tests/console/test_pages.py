@@ -78,6 +78,7 @@ class Window:
         self.page.evaluate(
             "path => { history.pushState(null, '', path); dispatchEvent(new PopStateEvent('popstate')) }", path
         )
+        self.page.wait_for_selector("h1")  # while a page loads it has none
         self.page.wait_for_selector(wait)
 
     def faults(self) -> list[str]:

@@ -325,9 +325,11 @@ async def test_a_quic_reader_that_reads_is_kept_whatever_is_added(tmp_path: Path
         outlet.send([bytes(16 * limits.WRITE_HIGH_BYTES)])
         listener._flush()
         for turn in range(1, 4):
+            before = outlet.measure()
             peer.endpoint.pause(peer.number, 3, False)
             await until(partial(lambda size: len(peer.data.get(3, b"")) > size, turn * limits.WRITE_HIGH_BYTES))
             peer.endpoint.pause(peer.number, 3, True)
+            await until(partial(lambda size: outlet.measure() < size, before))  # what the peer acknowledged has come
             outlet.send([bytes(8 * limits.WRITE_HIGH_BYTES)])
             listener._flush()
             listener.ahead += 2 * limits.WRITE_STALL_US
