@@ -131,11 +131,11 @@ struct Publish {
     body: usize,
 }
 
-/// The PUBLISH whose payload is d[at..end], or its error number. `known` is a topic that was checked before.
+/// Where the PUBLISH whose payload is d[at..end] has its parts, or its error number. Its topic is not looked at.
 ///
 ///   0      1              1 or 5      3 or 7
 ///   |qos  |ttl_ms u32?   |topic_len  |topic...|message...        ttl_ms only in version 2 with bit 0x80 of qos
-fn parse_publish(d: &[u8], at: usize, end: usize, version: u8, known: Option<&[u8]>) -> Result<Publish, u8> {
+fn parse_publish(d: &[u8], at: usize, end: usize, version: u8) -> Result<Publish, u8> {
     if end - at < 3 {
         return Err(BAD_PUBLISH);
     }
@@ -150,29 +150,24 @@ fn parse_publish(d: &[u8], at: usize, end: usize, version: u8, known: Option<&[u
     }
     let topic = at + 2;
     let body = topic + u16_be(d, at);
-    if body > end {
-        return Err(BAD_PUBLISH);
+    if body > end { Err(BAD_PUBLISH) } else { Ok(Publish { qos, ttl, topic, body }) }
+}
+
+/// What is wrong with a topic that is new in this window, or with the QoS of any: 0 is nothing.
+fn fault_of(name: &[u8], qos: u8, new: bool) -> u8 {
+    if new && std::str::from_utf8(name).is_err() {
+        BAD_PUBLISH
+    } else if new && name.is_empty() {
+        EMPTY_TOPIC
+    } else if qos > 1 {
+        BAD_QOS
+    } else if new && name.contains(&0) {
+        NUL_TOPIC
+    } else if new && name.len() > MAX_TOPIC_BYTES {
+        LONG_TOPIC
+    } else {
+        0
     }
-    let name = &d[topic..body];
-    if known == Some(name) {
-        return if qos > 1 { Err(BAD_QOS) } else { Ok(Publish { qos, ttl, topic, body }) };
-    }
-    if std::str::from_utf8(name).is_err() {
-        return Err(BAD_PUBLISH);
-    }
-    if name.is_empty() {
-        return Err(EMPTY_TOPIC);
-    }
-    if qos > 1 {
-        return Err(BAD_QOS);
-    }
-    if name.contains(&0) {
-        return Err(NUL_TOPIC);
-    }
-    if name.len() > MAX_TOPIC_BYTES {
-        return Err(LONG_TOPIC);
-    }
-    Ok(Publish { qos, ttl, topic, body })
 }
 
 /// Frames of equal length and topic, one behind the other.
@@ -237,50 +232,54 @@ fn same_frames(d: &[u8], first: usize, pos: usize, stride: usize, body: usize, m
 /// Finds the group of a topic: a small table of guesses in front of the map, because hashing against an adversary costs
 /// more than the rest of a frame. A wrong guess only costs the look into the map.
 struct Finder<'a> {
-    guesses: [usize; FINDER_SLOTS],
-    by_topic: HashMap<&'a [u8], usize>,
+    guesses: [u32; FINDER_SLOTS],
+    by_topic: HashMap<&'a [u8], u32>,
 }
 
-pub const FINDER_SLOTS: usize = 64;
+pub const FINDER_SLOTS: usize = 1 << FINDER_BITS;
+const FINDER_BITS: u32 = 9; // 2 KiB of guesses: a few hundred topics that take turns are found without the map
 
 /// Where a table of FINDER_SLOTS guesses has its guess for a topic.
+#[inline]
 pub fn topic_slot(topic: &[u8]) -> usize {
     const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
-    let mut mixed = topic.len() as u64;
-    for part in topic.chunks(8) {
-        let mut word = [0; 8];
-        word[..part.len()].copy_from_slice(part);
-        mixed = (mixed.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(MIX);
+    let size = topic.len();
+    let mut mixed = size as u64;
+    let mut add = |word: u64| mixed = (mixed.rotate_left(5) ^ word).wrapping_mul(MIX);
+    for at in (0..size / 8 * 8).step_by(8) {
+        add(u64::from_le_bytes(be(topic, at)));
     }
-    (mixed >> 58) as usize
+    if size >= 8 {
+        add(u64::from_le_bytes(be(topic, size - 8))); // the rest, and some of what was before it
+    } else {
+        add(topic.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)));
+    }
+    (mixed >> (64 - FINDER_BITS)) as usize
 }
 
 impl<'a> Finder<'a> {
     /// The number of the topic's group, or one past all groups.
     fn find(&mut self, groups: &[Group<'a>], topic: &'a [u8]) -> usize {
-        let slot = topic_slot(topic);
-        if groups.get(self.guesses[slot]).is_some_and(|group| group.topic == topic) {
-            return self.guesses[slot];
+        let guess = &mut self.guesses[topic_slot(topic)];
+        if groups.get(*guess as usize).is_none_or(|group| group.topic != topic) {
+            *guess = self.by_topic.get(topic).copied().unwrap_or(u32::MAX);
         }
-        let number = self.by_topic.get(topic).copied().unwrap_or(usize::MAX);
-        self.guesses[slot] = number;
-        number
+        *guess as usize
     }
 
     fn set(&mut self, topic: &'a [u8], number: usize) {
-        self.guesses[topic_slot(topic)] = number;
-        self.by_topic.insert(topic, number);
+        self.guesses[topic_slot(topic)] = number as u32;
+        self.by_topic.insert(topic, number as u32);
     }
 }
 
 /// Collects the publishes from pos on: (window, where it ends, the error of the frame there if it is a bad PUBLISH).
 pub fn publishes(d: &[u8], mut pos: usize, version: u8, max_frame: usize) -> (Window<'_>, usize, u8) {
     let mut window = Window::default();
-    let mut finder = Finder { guesses: [usize::MAX; FINDER_SLOTS], by_topic: HashMap::new() };
+    let mut finder = Finder { guesses: [u32::MAX; FINDER_SLOTS], by_topic: HashMap::new() };
     let (mut last, mut fault) = (usize::MAX, 0);
     while let Next::Frame { kind: PUBLISH, end } = next_frame(d, pos, max_frame, DELIVER) {
-        let known = window.groups.get(last).map(|group| group.topic);
-        let got = match parse_publish(d, pos + FRAME_BYTES, end, version, known) {
+        let got = match parse_publish(d, pos + FRAME_BYTES, end, version) {
             Ok(got) => got,
             Err(error) => {
                 fault = error;
@@ -288,7 +287,12 @@ pub fn publishes(d: &[u8], mut pos: usize, version: u8, max_frame: usize) -> (Wi
             }
         };
         let (topic, size, stride) = (&d[got.topic..got.body], end - got.body, end - pos);
-        let mut number = if known == Some(topic) { last } else { finder.find(&window.groups, topic) };
+        let is_last = window.groups.get(last).is_some_and(|group| group.topic == topic);
+        let mut number = if is_last { last } else { finder.find(&window.groups, topic) };
+        fault = fault_of(topic, got.qos, number >= window.groups.len());
+        if fault != 0 {
+            break;
+        }
         let fits = window.groups.get(number).is_some_and(|group| {
             group.qos == got.qos && group.bytes + size <= MAX_GROUP_BYTES && group.frames < MAX_GROUP_RECORDS
         });

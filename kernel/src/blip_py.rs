@@ -4,10 +4,15 @@
 //! throughout; no I/O, no clock, no state.
 
 use crate::batch::AT_MOST_ONCE;
-use crate::tails::{Routes, Tails};
+use crate::held::Holding;
+use crate::routes::Routes;
+use crate::tails::Tails;
 use crate::{Held, Split, blip, list_of, range, records, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
+
+/// Batches of a record set that is appended to files here. Each is asked for its room by itself, so what all of them take is bounded.
+const HELD_SET_BYTES_MAX: usize = 1024 * 1024;
 
 fn frame_bounds(start: i64, max_frame: i64, length: usize) -> PyResult<(usize, usize)> {
     let (start, _) = range(start, length as i64, length)?;
@@ -72,7 +77,7 @@ pub fn blip_split<'py>(
     now: i64,
     sets: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Split<'py>> {
-    let mut direct = Direct { known: None, last: None, pongs: Vec::new(), sets, append_sets: false };
+    let mut direct = Direct { sets, ..Direct::default() };
     split(py, &mut direct, data, start, version, max_frame, origin, now)
 }
 
@@ -91,22 +96,38 @@ pub fn blip_append<'py>(
     now: i64,
     sets: Option<&Bound<'py, PyDict>>,
     append_sets: bool,
-) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>)> {
+) -> PyResult<Appended<'py>> {
     let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
     let known = Some((&mut *tails, &*routes));
-    let mut direct = Direct { known, last: None, pongs: Vec::new(), sets, append_sets };
+    let mut direct = Direct { known, sets, append_sets, ..Direct::default() };
     let (items, end, fatal) = split(py, &mut direct, data, start, version, max_frame, origin, now)?;
     let last = direct.last.map(|topic| topic.clone_ref(py));
-    Ok((PyBytes::new(py, &direct.pongs), items, end, fatal, last))
+    let entries = direct.held.into_iter().map(|(ids, pongs)| (ids, PyBytes::new(py, &pongs)));
+    let held = (direct.holding.ways != 0).then(|| (direct.holding.ticket, entries.collect(), direct.holding.ways));
+    Ok((PyBytes::new(py, &direct.pongs), items, end, fatal, last, held))
 }
 
+/// Ticket, what waits (the ids to refuse it by, and the pongs behind it), ways.
+type HeldOf<'py> = (u64, Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>, u8);
+type Appended<'py> = (Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>, Option<HeldOf<'py>>);
+
 /// Where publishes go whose topics are known, and the answers to PINGs: until a frame comes that Python has to act on first.
+#[derive(Default)]
 struct Direct<'a, 'py> {
     known: Option<(&'a mut Tails, &'a Routes)>,
     last: Option<&'a Py<PyAny>>,
     pongs: Vec<u8>,
     sets: Option<&'a Bound<'py, PyDict>>, // whose RECORDS frames are taken apart here: heads, and the partitions behind them
     append_sets: bool,                    // and appended, if their topic is known
+    holding: Holding,
+    held: Vec<(Bound<'py, PyBytes>, Vec<u8>)>, // what is in files, and the pongs that wait for it
+}
+
+impl Direct<'_, '_> {
+    /// Where the answer to a PING goes: behind what it asks for.
+    fn answers(&mut self) -> &mut Vec<u8> {
+        self.held.last_mut().map_or(&mut self.pongs, |(_, behind)| behind)
+    }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -168,7 +189,7 @@ fn split<'py>(
                 }
                 continue;
             }
-            blip::PING if direct.known.is_some() => blip::put_pong(&mut direct.pongs, cid),
+            blip::PING if direct.known.is_some() => blip::put_pong(direct.answers(), cid),
             blip::ACK | blip::POLL if end - payload != 8 => {
                 items.append((0, cid, if kind == blip::ACK { blip::BAD_ACK } else { blip::BAD_POLL }))?;
             }
@@ -206,17 +227,26 @@ fn append_groups<'py>(
     for group in &window.groups {
         let plan = window.plan(group, origin).map_err(refuse)?;
         let make = || unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out));
+        let ids = || unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out));
         if let Some((tails, routes)) = &mut direct.known
             && let Some(route) = routes.find(group.topic)
             && (group.qos == 0 || route.keeps)
-            && tails.publish(py, route.handle, group.frames as u64, || Ok(make()?.unbind()))?
         {
-            direct.last = Some(&route.topic);
-            continue;
+            let count = group.frames as u64;
+            if tails.publish(py, route.handle, count, || Ok(make()?.unbind()))? {
+                direct.last = Some(&route.topic);
+                continue;
+            }
+            if tails.takes_lent(route.handle, -1, plan.0.length) {
+                let (batch, number) = (make()?.unbind(), direct.held.len());
+                direct.holding.append(py, tails, route.handle, -1, count, &batch, now, number)?;
+                direct.held.push((if group.qos == 0 { PyBytes::new(py, &[]) } else { ids()? }, Vec::new()));
+                direct.last = Some(&route.topic);
+                continue;
+            }
         }
         direct.known = None;
-        let batch = make()?;
-        let ids = unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out))?;
+        let (batch, ids) = (make()?, ids()?);
         items.append((blip::PUBLISH, group.qos, PyBytes::new(py, group.topic), batch, ids))?;
     }
     Ok(())
@@ -239,6 +269,9 @@ fn known_set<'a>(
     Ok(found.ok().map(|set| (head, partitions, set)))
 }
 
+/// Partition, batch and records of a group of a set.
+type GroupOf<'py> = (i32, Bound<'py, PyByteArray>, u64);
+
 /// A record set goes to its topic if that is known, and all its partitions are there; else it comes out, by partition.
 fn append_set<'py>(
     py: Python<'py>,
@@ -252,28 +285,37 @@ fn append_set<'py>(
     let flags = if head[0] == 0 { AT_MOST_ONCE } else { 0 };
     let make = |number: usize| {
         let plan = set.plan(number, origin, flags).map_err(refuse)?;
-        unzeroed_array(py, plan.0.length, |out| set.fill(number, &plan, origin, out))
+        let batch = unzeroed_array(py, plan.0.length, |out| set.fill(number, &plan, origin, out))?;
+        let (partition, count) = set.group(number);
+        Ok::<_, PyErr>((partition, batch, count as u64))
     };
+    let groups = (0..set.group_count()).map(make).collect::<PyResult<Vec<_>>>()?;
     if let Some((tails, routes)) = &mut direct.known
         && direct.append_sets
         && let Some(route) = routes.find(&head[blip::RECORDS_TOPIC_AT..])
         && (head[0] == 0 || route.keeps)
-        && (0..set.group_count()).all(|number| tails.takes(route.handle, set.group(number).0))
     {
-        for number in 0..set.group_count() {
-            let (partition, count) = set.group(number);
-            let batch = make(number)?.unbind();
-            tails.publish_at(py, route.handle, partition, count as u64, &batch, now)?;
+        if groups.iter().all(|(partition, ..)| tails.takes(route.handle, *partition)) {
+            for (partition, batch, count) in groups {
+                tails.publish_at(py, route.handle, partition, count, &batch.unbind(), now)?;
+            }
+            direct.last = Some(&route.topic);
+            return Ok(());
         }
-        direct.last = Some(&route.topic);
-        return Ok(());
+        let size = groups.iter().map(|(_, batch, _)| batch.len()).sum::<usize>();
+        let fits = |(partition, batch, _): &GroupOf<'py>| tails.takes_lent(route.handle, *partition, batch.len());
+        if size <= HELD_SET_BYTES_MAX && groups.iter().all(fits) {
+            let number = direct.held.len();
+            for (partition, batch, count) in groups {
+                direct.holding.append(py, tails, route.handle, partition, count, &batch.unbind(), now, number)?;
+            }
+            let refused_by = if head[0] == 0 { PyBytes::new(py, &[]) } else { PyBytes::new(py, &cid.to_le_bytes()) };
+            direct.held.push((refused_by, Vec::new()));
+            direct.last = Some(&route.topic);
+            return Ok(());
+        }
     }
     direct.known = None;
-    let groups = PyList::empty(py);
-    for number in 0..set.group_count() {
-        let (partition, count) = set.group(number);
-        groups.append((partition, make(number)?, count))?;
-    }
     items.append((blip::RECORDS, cid, PyBytes::new(py, head), partitions, groups))
 }
 

@@ -5,7 +5,8 @@
 use crate::batch::KNOWN_FLAGS;
 use crate::blip::MAX_U16;
 use crate::fast::{self, Known, Next, Same};
-use crate::tails::{Routes, Tails};
+use crate::routes::Routes;
+use crate::tails::Tails;
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};

@@ -133,7 +133,10 @@ impl<'a> Splitter<'a, '_> {
         match kind {
             0 if meant == 0 => self.items.append((JSON_ITEM, PyBytes::new(py, &d[at..end]))),
             // A record set, packed or not, is taken apart by Python.
-            _ if is_known && meant & felix::RECORDS != 0 && matches!(meant & !felix::RECORDS, BATCH | ACKED | PACKED | ACKED_PACKED) => {
+            _ if is_known
+                && meant & felix::RECORDS != 0
+                && matches!(meant & !felix::RECORDS, BATCH | ACKED | PACKED | ACKED_PACKED) =>
+            {
                 self.items.append((PACKED_ITEM, meant, PyBytes::new(py, &d[at..end])))
             }
             PACKED | ACKED_PACKED if is_known => self.items.append((PACKED_ITEM, meant, PyBytes::new(py, &d[at..end]))),

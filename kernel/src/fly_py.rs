@@ -6,8 +6,10 @@ use crate::batch::Batch;
 use crate::blip::MAX_U16;
 use crate::fly::{self, Answer, Next, Stop};
 use crate::fly_reply::{self, Fetch, FetchWish, Request};
+use crate::held::Holding;
 use crate::records;
-use crate::tails::{Route, Routes, Tails};
+use crate::routes::{Route, Routes};
+use crate::tails::Tails;
 use crate::{Held, Part, Split, list_of, optional_bytes, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PySlice, PyTuple};
@@ -145,69 +147,64 @@ fn split_set<'py>(
     Ok(Some((groups, order)))
 }
 
+/// Topic, partition, batch and records of a group.
+type GroupOf<'py> = (Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64);
 /// A run of PRODUCE frames, or one record set, as `fly_split` gives it.
-type RunGiven<'py> = (u8, Vec<(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)>, Bound<'py, PyBytes>);
+type RunGiven<'py> = (u8, Vec<GroupOf<'py>>, Bound<'py, PyBytes>);
 type Appended<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
 /// A group that was appended, or that is left for Python: topic, partition, batch, no error.
 type Placed<'py> = (Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, Bound<'py, PyBytes>);
 
-/// Appends the groups of a run that go to partitions in files, or to memory, and need no decision. None: there is none in files, and
-/// nothing was done. Else (ticket, groups, order, [(number, records) of those that are left], ways, topic).
+/// Does one of its groups go to a partition in files, without a decision?
+fn any_lent(tails: &Tails, routes: &Routes, run: &RunGiven<'_>) -> bool {
+    run.1
+        .iter()
+        .any(|one| route_of(routes, one).is_some_and(|route| tails.takes_lent(route.handle, one.1, one.2.len())))
+}
+
+/// Appends the groups of such a run that go to partitions in files, or to memory, and need no decision: (ticket, groups, order,
+/// [(number, records) of those that are left], ways, op), and the topic appended to last.
 fn append_lent<'py>(
     py: Python<'py>,
     tails: &mut Tails,
     routes: &Routes,
-    (_, groups, order): &RunGiven<'py>,
+    (op, groups, order): &RunGiven<'py>,
     now: i64,
-) -> PyResult<Option<(Bound<'py, PyAny>, Option<Py<PyAny>>)>> {
-    let route_of = |(topic, _, batch, _): &(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)| {
-        // SAFETY: the lock is held and no Python code runs while the slice lives.
-        let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
-        routes.find(topic.as_bytes()).filter(|route| route.keeps && !idempotent)
-    };
-    let in_files = |one: &(Bound<'py, PyBytes>, i32, Bound<'py, PyByteArray>, u64)| {
-        route_of(one).is_some_and(|route| tails.takes_lent(route.handle, one.1, one.2.len()))
-    };
-    if !groups.iter().any(in_files) {
-        return Ok(None);
-    }
-    let ticket = tails.ticket();
+) -> PyResult<(Bound<'py, PyAny>, Option<Py<PyAny>>)> {
     let nothing = PyBytes::new(py, &[]);
     let mut placed: Vec<Placed<'py>> = Vec::with_capacity(groups.len());
-    let (mut rest, mut ways, mut last) = (Vec::new(), 0u8, None);
+    let (mut holding, mut rest, mut last) = (Holding::default(), Vec::new(), None);
     for (number, one) in groups.iter().enumerate() {
         let (topic, partition, batch, count) = one;
-        let (route, given) = (route_of(one), batch.clone().unbind());
-        let mut chosen = *partition;
-        match route {
-            Some(route) if tails.takes_lent(route.handle, *partition, batch.len()) => {
-                let inline;
-                (chosen, inline) =
-                    tails.publish_lent(py, route.handle, *partition, *count, &given, now, (ticket, number))?;
-                ways |= if inline { 2 } else { 1 };
+        let (given, mut chosen) = (batch.clone().unbind(), None);
+        if let Some(route) = route_of(routes, one) {
+            if tails.takes_lent(route.handle, *partition, batch.len()) {
+                chosen = Some(holding.append(py, tails, route.handle, *partition, *count, &given, now, number)?);
                 last = Some(route.topic.clone_ref(py));
+            } else if tails.takes(route.handle, *partition) {
+                chosen = Some(tails.publish_at(py, route.handle, *partition, *count, &given, now)?);
             }
-            Some(route) if tails.takes(route.handle, *partition) => {
-                chosen = tails.publish_at(py, route.handle, *partition, *count, &given, now)?;
-            }
-            _ => rest.push((number, *count)),
         }
-        placed.push((topic.clone(), chosen, batch.clone(), nothing.clone()));
+        if chosen.is_none() {
+            rest.push((number, *count));
+        }
+        placed.push((topic.clone(), chosen.unwrap_or(*partition), batch.clone(), nothing.clone()));
     }
-    Ok(Some(((ticket, placed, order, rest, ways).into_pyobject(py)?.into_any(), last)))
+    let held = (holding.ticket, placed, order, rest, holding.ways, *op);
+    Ok((held.into_pyobject(py)?.into_any(), last))
+}
+
+/// Where a group goes, if it is to be kept and of no idempotent producer.
+fn route_of<'a>(routes: &'a Routes, (topic, _, batch, _): &GroupOf<'_>) -> Option<&'a Route> {
+    // SAFETY: the lock is held and no Python code runs while the slice lives.
+    let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
+    routes.find(topic.as_bytes()).filter(|route| route.keeps && !idempotent)
 }
 
 /// Where the groups of a run go, if Python needs to look at none of them.
 fn routes_of<'a>(tails: &Tails, routes: &'a Routes, run: &RunGiven<'_>) -> Option<Vec<&'a Route>> {
-    run.1
-        .iter()
-        .map(|(topic, partition, batch, _)| {
-            let route = routes.find(topic.as_bytes())?;
-            // SAFETY: the lock is held and no Python code runs while the slice lives.
-            let idempotent = unsafe { batch.as_bytes() }[48..56].iter().any(|byte| *byte != 0);
-            (route.keeps && !idempotent && tails.takes(route.handle, *partition)).then_some(route)
-        })
-        .collect()
+    let taken = |one| route_of(routes, one).filter(|route| tails.takes(route.handle, one.1));
+    run.1.iter().map(taken).collect()
 }
 
 fn bytes_of<'a>(py: Python<'a>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
@@ -272,9 +269,13 @@ pub fn fly_append<'py>(
             && (append_sets || run.0 != fly::PRODUCE_RECORDS)
         {
             let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
-            if run.0 == fly::PRODUCE
-                && let Some((held, topic)) = append_lent(py, &mut tails, &routes, &run, now)?
-            {
+            if any_lent(&tails, &routes, &run) {
+                if at != start {
+                    // The sets before it are answered now, and it is not: it is for the next call.
+                    let answers = PyBytes::new(py, &answered).into_any();
+                    return Ok((answers, PyList::empty(py), at as usize, 0, None, last));
+                }
+                let (held, topic) = append_lent(py, &mut tails, &routes, &run, now)?;
                 items.del_item(0)?;
                 return Ok((held, items, end, fatal, unknown, topic));
             }

@@ -24,6 +24,7 @@ const PENDING_BYTES_MAX: usize = 4 * 1024 * 1024; // of all loans of one way: wh
 const JOURNALED_BYTES_MAX: u64 = 32 * 1024; // of one partition in a record: commit.py, CHUNK_BYTES_MAX
 const LARGE_SHARE: u64 = 8; // of what may be late: more is written while it is still in the processor's cache
 const INLINE_BYTES_MAX: u64 = 1024 * 1024; // of one partition, written at once
+const INLINE_FEW: usize = 4; // fewer partitions than these write their segments: a record would be one write more
 
 type Link = [u8; LINK_BYTES];
 
@@ -61,9 +62,10 @@ struct Loan {
     pending: Vec<Pending>,
     owed: usize, // bytes as they were appended
     flight: Option<Flight>,
-    written: u64,               // the segment has everything before this position
-    late: Vec<Py<PyByteArray>>, // and these come next: they are committed
-    since: u64,                 // when the first of them was, as `commit` was told
+    spare: Vec<Py<PyByteArray>>, // empty: for the buffers of the next flight
+    written: u64,                // the segment has everything before this position
+    late: Vec<Py<PyByteArray>>,  // and these come next: they are committed
+    since: u64,                  // when the first of them was, as `commit` was told
 }
 
 impl Loan {
@@ -245,6 +247,7 @@ impl Lents {
             pending: Vec::new(),
             owed: 0,
             flight: None,
+            spare: Vec::new(),
             written: position,
             late: Vec::new(),
             since: 0,
@@ -300,11 +303,15 @@ impl Lents {
 
     /// The end of a turn: what is pending on this way is merged, linked and checksummed, and is to be written now. What does not
     /// fit stays pending and is named: Python recalls it. `later`: so many bytes of a partition may be in the journal only; with
-    /// more, or with more than an eighth of them in this turn, all of them get a place in the segment.
+    /// more, or with more than an eighth of them in this turn, all of them get a place in the segment. Inline, what has a place
+    /// is not in the record: the system has it either way.
     pub fn seal<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize, later: u64) -> PyResult<Sealed<'py>> {
         let (mut rows, mut places, mut placed, mut unfit) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut total, mut appends) = (0, 0);
-        for slot in std::mem::take(&mut self.dirty[way(inline)]) {
+        let (mut parts, mut body_bytes) = (Vec::new(), 0); // slots that are in the record
+        let dirty = std::mem::take(&mut self.dirty[way(inline)]);
+        let later = if inline && dirty.len() < INLINE_FEW { 0 } else { later };
+        for slot in dirty {
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
             if loan.inline != inline || loan.pending.is_empty() {
                 continue; // it was recalled, and perhaps lent again
@@ -317,9 +324,15 @@ impl Lents {
                 Some(row) => {
                     total += row_bytes(&row) as usize;
                     appends += waits;
-                    if inline || loan.position - loan.written > later || row_bytes(&row) > later / LARGE_SHARE {
+                    let mut journaled = true;
+                    if loan.position - loan.written > later || row_bytes(&row) > later / LARGE_SHARE {
                         placed.push(rows.len());
                         places.push(place_of(py, loan)?);
+                        journaled = !inline;
+                    }
+                    if journaled {
+                        parts.push(slot);
+                        body_bytes += row_bytes(&row) as usize;
                     }
                     rows.push(row);
                     self.flying[way(inline)].push(slot);
@@ -327,9 +340,7 @@ impl Lents {
                 None => unfit.push(slot),
             }
         }
-        let flying = &self.flying[way(inline)];
-        let (slots, first) = (&self.slots, flying.len() - rows.len());
-        let parts = if inline { &[] } else { &flying[first..] };
+        let slots = &self.slots;
         let flights = || parts.iter().filter_map(|slot| slots[*slot].loan.as_ref());
         let table = unzeroed_bytes(py, ENTRY_BYTES * parts.len(), |out| {
             for (entry, loan) in out.chunks_exact_mut(ENTRY_BYTES).zip(flights()) {
@@ -342,7 +353,7 @@ impl Lents {
                 entry[24..].copy_from_slice(&position.to_le_bytes());
             }
         })?;
-        let body = unzeroed_bytes(py, if inline { 0 } else { total }, |out| {
+        let body = unzeroed_bytes(py, body_bytes, |out| {
             let mut at = 0;
             for buffer in flights().flat_map(|loan| loan.flight.iter().flat_map(|flight| &flight.buffers)) {
                 let d = bytes_of(py, buffer);
@@ -358,7 +369,7 @@ impl Lents {
     pub fn commit(&mut self, py: Python<'_>, inline: bool, monotonic: u64) -> PyResult<()> {
         for slot in std::mem::take(&mut self.flying[way(inline)]) {
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
-            let Some(flight) = loan.flight.take() else { continue };
+            let Some(mut flight) = loan.flight.take() else { continue };
             if flight.placed {
                 self.late_bytes -= (flight.position - loan.written) as usize;
                 loan.late.clear();
@@ -373,10 +384,17 @@ impl Lents {
             }
             self.owed[way(inline)] -= flight.owed;
             self.appends += flight.waiting.len() as u64;
-            for buffer in flight.buffers {
+            flight.waiting.clear();
+            if loan.pending.capacity() == 0 {
+                loan.pending = flight.waiting; // a record of a thousand partitions would make and free as many
+            }
+            for buffer in flight.buffers.drain(..) {
                 self.batches += 1;
                 self.written += bytes_of(py, &buffer).len() as u64;
                 self.keep(py, slot, buffer)?;
+            }
+            if let Some(loan) = self.slots[slot].loan.as_mut() {
+                loan.spare = flight.buffers;
             }
         }
         Ok(())
@@ -506,24 +524,22 @@ impl Lents {
 fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize) -> PyResult<Option<Row<'py>>> {
     let time = loan.told_time.unwrap_or(loan.last_time);
     let base = loan.pending[0].base;
-    let mut made: Vec<(Py<PyByteArray>, bool)> = Vec::with_capacity(1); // and whether it was merged
-    let parts: Vec<&Py<PyByteArray>> = loan.pending.iter().map(|one| &one.batch).collect();
-    let mut first = 0;
-    while first < parts.len() {
-        let last = group_end(py, &parts, first);
-        match merged(py, &parts[first..last], time) {
-            Some(batch) => made.push((batch, true)),
-            None => made.extend(parts[first..last].iter().map(|one| (one.clone_ref(py), false))),
-        }
-        first = last;
+    let mut buffers = std::mem::take(&mut loan.spare);
+    let mut fresh = Vec::new(); // numbers of those that were merged: the others have their place
+    if let [one] = &loan.pending[..] {
+        buffers.push(one.batch.clone_ref(py));
+    } else {
+        merge_all(py, &loan.pending, time, &mut buffers, &mut fresh);
     }
-    let size = made.iter().map(|(batch, _)| batch.bind(py).len() as u64 + loan.link_bytes()).sum::<u64>();
+    let size = buffers.iter().map(|batch| batch.bind(py).len() as u64 + loan.link_bytes()).sum::<u64>();
     if size > loan.room() || size > bytes_max as u64 {
+        buffers.clear();
+        loan.spare = buffers;
         return Ok(None);
     }
     let (mut next, mut greatest) = (base, i64::MIN);
-    for (batch, merged) in &made {
-        if *merged {
+    for (number, batch) in buffers.iter().enumerate() {
+        if fresh.contains(&number) {
             place(py, batch, next, time)?;
         }
         if let Some(before) = loan.link {
@@ -540,7 +556,6 @@ fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize
         next += u64::from(batch::u32_at(d, 28));
         greatest = greatest.max(batch::i64_at(d, 40));
     }
-    let buffers: Vec<Py<PyByteArray>> = made.into_iter().map(|(batch, _)| batch).collect();
     let position = loan.position;
     loan.position += size;
     (loan.last_time, loan.told_time) = (time, None);
@@ -549,6 +564,29 @@ fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize
     let (waiting, owed) = (std::mem::take(&mut loan.pending), std::mem::take(&mut loan.owed));
     loan.flight = Some(Flight { position, buffers, waiting, owed, placed: false });
     Ok(Some(row))
+}
+
+/// Batches of several appends, in their order: merged as far as they may be, with the numbers of those that were.
+fn merge_all(
+    py: Python<'_>,
+    pending: &[Pending],
+    time: i64,
+    buffers: &mut Vec<Py<PyByteArray>>,
+    fresh: &mut Vec<usize>,
+) {
+    let parts: Vec<&Py<PyByteArray>> = pending.iter().map(|one| &one.batch).collect();
+    let mut first = 0;
+    while first < parts.len() {
+        let last = group_end(py, &parts, first);
+        match merged(py, &parts[first..last], time) {
+            Some(batch) => {
+                fresh.push(buffers.len());
+                buffers.push(batch);
+            }
+            None => buffers.extend(parts[first..last].iter().map(|one| one.clone_ref(py))),
+        }
+        first = last;
+    }
 }
 
 /// What is late and what was just sealed go to the segment together.

@@ -25,6 +25,7 @@ mod felix_py;
 mod fly;
 mod fly_py;
 mod fly_reply;
+mod held;
 mod lent;
 mod make;
 mod merging;
@@ -44,6 +45,7 @@ mod quic_shared;
 mod quic_tls;
 mod records;
 mod records_py;
+mod routes;
 mod scatter;
 mod segment_py;
 mod tails;
@@ -552,6 +554,9 @@ mod _native {
     use super::cells_py::cell_run;
     #[pymodule_export]
     use super::chain_py::{chain, follow};
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::disk::DiskThreads;
     #[pymodule_export]
     use super::fast_py::{fast_append, fast_deliver, fast_publish, fast_received, fast_split};
     #[pymodule_export]
@@ -563,9 +568,6 @@ mod _native {
     use super::fly_py::{
         fly_append, fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a,
     };
-    #[cfg(target_os = "linux")]
-    #[pymodule_export]
-    use super::disk::DiskThreads;
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;
@@ -574,9 +576,11 @@ mod _native {
         headers_pack, headers_unpack, records_deliver, records_pack, records_received, records_split,
     };
     #[pymodule_export]
+    use super::routes::Routes;
+    #[pymodule_export]
     use super::segment_py::segment_head;
     #[pymodule_export]
-    use super::tails::{Routes, Tails};
+    use super::tails::Tails;
     #[pymodule_export]
     use super::ws_py::ws_split;
     #[pymodule_export]

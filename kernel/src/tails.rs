@@ -7,7 +7,7 @@
 //!
 //!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 
-use crate::batch::{self, Batch};
+use crate::batch::{self, Batch, MAX_OFFSET, TIMESTAMPS};
 use crate::lent::{Lents, Recalled, Sealed, Terms};
 use crate::merging::{group_end, merged};
 use crate::{make, refuse};
@@ -15,8 +15,9 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
+const SPARES_MAX: usize = 4_096;
 const IN_ORDER_US: i64 = 60_000_000; // as in model/clocks.py: a clock that was set back by more is believed
 
 struct Pending {
@@ -76,6 +77,7 @@ pub struct Tails {
     topics: Vec<Topic>,
     free_topics: Vec<usize>,
     dirty: Vec<usize>,
+    spare: Vec<Vec<Pending>>, // empty, with room: a turn over a thousand topics would make and free as many
     order: BinaryHeap<Reverse<(u64, usize)>>, // one place for each tail that keeps something, by the serial of its oldest batch
     doomed: Vec<VecDeque<Kept>>,
     serial: u64,
@@ -99,10 +101,18 @@ pub fn following(now: i64, last: i64) -> i64 {
     if now < last && last <= now + IN_ORDER_US { last } else { now }
 }
 
+/// Gives a whole, sound batch its offset and time. Most have no times of their own: then these are three fields of the header.
 pub fn place(py: Python<'_>, batch: &Py<PyByteArray>, base: u64, now: i64) -> PyResult<()> {
     // SAFETY: as in `bytes_of`; a pending batch is handed over by who appended it.
     let d = unsafe { batch.bind(py).as_bytes_mut() };
-    make::seal(d, Some((base as i64, now)), None).map_err(refuse)
+    let fits = base <= MAX_OFFSET - u64::from(batch::u32_at(d, 28));
+    if !fits || batch::u16_at(d, 14) & TIMESTAMPS != 0 {
+        return make::seal(d, Some((base as i64, now)), None).map_err(refuse);
+    }
+    batch::put(d, 16, base.to_le_bytes());
+    batch::put(d, 32, now.to_le_bytes());
+    batch::put(d, 40, now.to_le_bytes());
+    Ok(())
 }
 
 impl Tails {
@@ -117,10 +127,13 @@ impl Tails {
         let base = tail.end;
         tail.end = base + span;
         let first = tail.pending.is_empty();
-        tail.pending.push(Pending { batch, base, waits });
         if first {
             self.dirty.push(slot);
+            if let Some(spare) = self.spare.pop() {
+                self.tails[slot].pending = spare;
+            }
         }
+        self.tails[slot].pending.push(Pending { batch, base, waits });
         Ok(base)
     }
 
@@ -251,6 +264,10 @@ impl Tails {
                 first = last;
             }
         }
+        if self.spare.len() < SPARES_MAX {
+            pending.clear();
+            self.spare.push(pending);
+        }
         let tail = &mut self.tails[slot];
         tail.visible = tail.end;
         self.drop_over_bound(slot, i64::MIN);
@@ -315,21 +332,23 @@ impl Tails {
             }
         }
         while freed < self.freed_max && self.bytes > self.bytes_max {
-            let Some(Reverse((serial, slot))) = self.order.pop() else { break };
+            let Some(&Reverse((serial, slot))) = self.order.peek() else { break };
             let tail = &mut self.tails[slot];
-            let Some(oldest) = tail.kept.front() else {
-                tail.in_order = false;
+            let oldest = tail.kept.front().map(|one| one.serial);
+            freed += usize::from(oldest.is_some());
+            if oldest.is_none() || oldest == Some(serial) && tail.kept.len() == 1 {
+                tail.in_order = false; // nothing is kept, or the newest batch of a topic, which stays
+                self.order.pop();
                 continue;
-            };
-            freed += 1;
-            if oldest.serial == serial {
-                if tail.kept.len() == 1 {
-                    tail.in_order = false; // the newest batch of a topic stays
-                    continue;
-                }
+            }
+            if oldest == Some(serial) {
                 self.drop_oldest(slot);
             }
-            self.order.push(Reverse((self.tails[slot].kept[0].serial, slot)));
+            // One move of its place, where taking it out and putting it in again would be two.
+            let next = self.tails[slot].kept[0].serial;
+            if let Some(mut place) = self.order.peek_mut() {
+                *place = Reverse((next, slot));
+            }
         }
         !self.doomed.is_empty() || freed >= self.freed_max
     }
@@ -354,6 +373,7 @@ impl Tails {
             topics: Vec::new(),
             free_topics: Vec::new(),
             dirty: Vec::new(),
+            spare: Vec::new(),
             order: BinaryHeap::new(),
             doomed: Vec::new(),
             serial: 0,
@@ -636,51 +656,5 @@ impl Tails {
     #[getter]
     fn lent_bytes(&self) -> usize {
         self.lents.bytes
-    }
-}
-
-/// Where publishes to a name go.
-pub struct Route {
-    pub handle: u64,
-    pub keeps: bool, // also those that must be kept, of which somebody waits to hear
-    pub topic: Py<PyAny>,
-}
-
-/// The topics that one connection has published to, by name: handles of `Tails.add_topic`, and what Python calls them. What rights
-/// it had then is Python's to know: it clears them when rights change.
-#[pyclass(generic, module = "quintet.kernel._native")]
-#[derive(Default)]
-pub struct Routes {
-    by_name: HashMap<Vec<u8>, Route>,
-}
-
-impl Routes {
-    pub fn find(&self, name: &[u8]) -> Option<&Route> {
-        self.by_name.get(name)
-    }
-}
-
-#[pymethods]
-impl Routes {
-    /// A topic leads to its subscribers, and one of them may be the connection that has these routes.
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.by_name.values().try_for_each(|route| visit.call(&route.topic))
-    }
-
-    fn __clear__(&mut self) {
-        self.by_name.clear();
-    }
-
-    #[new]
-    fn new() -> Routes {
-        Routes::default()
-    }
-
-    fn add(&mut self, name: &[u8], handle: u64, topic: Py<PyAny>, keeps: bool) {
-        self.by_name.insert(name.to_vec(), Route { handle, keeps, topic });
-    }
-
-    fn clear(&mut self) {
-        self.by_name.clear();
     }
 }

@@ -2,7 +2,8 @@
 
     python tests/crash/spread.py --kills 200 --seed 1
 
-Every connection sends one message to each topic in one write, over and over. After each kill, at a random time or at a file system
+Every connection sends one message to each topic in one write, over and over; one folder's topics have durability `fsync`, the next
+one's `os`, whose journal is not synced and must not lose anything to a kill either. After each kill, at a random time or at a file system
 call, the folder is read by tests/crash/reader.py as it lies there and once more when a broker has recovered it: what was
 answered is there at the offset that was answered, what is there was sent, and nothing is there twice. Then the control: a broker
 that acknowledges before it writes must be found out.
@@ -32,11 +33,14 @@ CALL_WAIT_S = 1.0
 CONTROL_ACKS = 1_000  # promises the sabotaged broker must have made before it is killed
 CALLS = {"pwritev": 400, "fdatasync": 60}  # how late a call is failed
 NAMES = [f"spread.{number:02d}" for number in range(TOPICS)]
-SETTINGS = {"QUINTET_TOPICS__DURABILITY": "fsync"}
+DURABILITIES = ("fsync", "os")
+KEY = "QUINTET_TOPICS__DURABILITY"
 
 
 class Producers:
     """What was sent and what was answered, over all brokers of one folder."""
+
+    connections = CONNECTIONS
 
     def __init__(self, seed: int) -> None:
         self.sent: set[bytes] = set()
@@ -47,7 +51,7 @@ class Producers:
         self._threads: list[threading.Thread] = []
 
     def begin(self, address: str) -> None:
-        self._threads = [threading.Thread(target=self._run, args=(address, n)) for n in range(CONNECTIONS)]
+        self._threads = [threading.Thread(target=self._run, args=(address, n)) for n in range(self.connections)]
         for thread in self._threads:
             thread.start()
 
@@ -115,13 +119,14 @@ class Campaign:
 
     def _directory(self, kills: int) -> None:
         data = self._folder / f"spread-{self.kills}"
+        settings = {KEY: DURABILITIES[self.kills // KILLS_PER_DIRECTORY % len(DURABILITIES)]}
         history = Producers(self.chance.getrandbits(32))
         for _ in range(kills):
-            broker = self._launcher.start(data, SETTINGS)
+            broker = self._launcher.start(data, settings)
             self.wrong += judge(history, reader.read(data))
             self._kill(history, data, broker)
             self.wrong += judge(history, reader.read(data))  # as it lies there
-        self._launcher.start(data, SETTINGS).end()
+        self._launcher.start(data, settings).end()
         self.wrong += judge(history, reader.read(data))
         self.acked += len(history.acked)
         self.refused += history.refused
@@ -151,7 +156,7 @@ def sabotaged(launcher: Launcher, folder: Path, seed: int, kills: int) -> int:
     for number in range(kills):
         data = folder / f"control-{number}"
         history = Producers(seed + number)
-        broker = launcher.start(data, SETTINGS, "ack-early")
+        broker = launcher.start(data, {KEY: DURABILITIES[number % len(DURABILITIES)]}, "ack-early")
         history.begin(broker.flymq)
         while len(history.acked) < CONTROL_ACKS and history.running:
             time.sleep(0.02)
@@ -167,7 +172,11 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=200)
     options.add_argument("--control", type=int, default=4)
     options.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    options.add_argument("--topics", type=int, default=TOPICS, help="with one, a turn has one partition (ADR 51)")
+    options.add_argument("--connections", type=int, default=CONNECTIONS, help="with one, every read is alone")
     chosen = options.parse_args()
+    del NAMES[chosen.topics :]
+    Producers.connections = chosen.connections
     launcher = Launcher()
     started = time.monotonic()
     campaign = Campaign(launcher, launcher.folder, chosen.seed)
@@ -176,7 +185,7 @@ def main() -> int:
     launcher.close()
     good = not campaign.wrong and campaign.acked > campaign.kills and caught == chosen.control
     load.say(
-        campaign="spread", seed=chosen.seed, kills=campaign.kills, at_calls=campaign.call_kills, acked=campaign.acked,
+        campaign="spread", topics=chosen.topics, connections=chosen.connections, seed=chosen.seed, kills=campaign.kills, at_calls=campaign.call_kills, acked=campaign.acked,
         refused=campaign.refused, wrong=dict(campaign.wrong), control=f"{caught} of {chosen.control} sabotaged kills caught",
         seconds=round(time.monotonic() - started), result="good" if good else "BAD",
     )  # fmt: skip

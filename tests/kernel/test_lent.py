@@ -1,10 +1,11 @@
 """Partitions in files that are lent to the kernel: the native one and its twin say the same, and what is sealed is what Python seals.
 
-Random histories lend, append (by FlyMQ's PRODUCE and by way of Python), seal, commit, recall, keep and read.
+Random histories lend, append (by FlyMQ's PRODUCE, BlipMQ's PUBLISH, record sets of both, and by way of Python), seal, commit, recall, keep and read.
 """
 
 import random
 import re
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,15 @@ from typing import Any, Final
 from quintet.kernel import pure, pure_lent
 from quintet.log.embedded.partitions import commit
 from quintet.log.embedded.recovery import journal
-from tests.kernel.frames import native_twin
+from quintet.model.batch import RecordBatch
+from tests.kernel import fly_frames, generate
+from tests.kernel.frames import native_twin, publish
+from tests.wire import blipmq, flymq
+from tests.wire.records import Record, pack
 
 RUST: Final = Path(__file__).parents[2] / "kernel/src/lent.rs"
-NAMES: Final = [b"t%d" % number for number in range(3)]
+# Two that promise a sync, one in memory, one that is written inline.
+NAMES: Final = [b"t%d" % number for number in range(4)]
 HISTORIES: Final = 200
 STEPS: Final = 60
 FRAME_BYTES_MAX: Final = 1 << 20
@@ -29,18 +35,19 @@ SEED: Final = 7
 class Twin:
     """One implementation under a history. Everything it says goes to the comparison."""
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, seed: int) -> None:
         self.kernel = kernel
         self.tails = kernel.Tails(bytes, 30_000, 100, 7)
         self.tails.set_lending(True, 8_000)
         self.routes = kernel.Routes()
-        self.slots = [self.tails.open_lent() for _ in range(5)]
+        self.slots = [self.tails.open_lent() for _ in range(9)]
         self.ends = dict.fromkeys(self.slots, (512, 0, 0, LINK))  # position, end, time, link
         self.sealed = {False: False, True: False}
         self.clock = 3
         for number, name in enumerate(NAMES):
             slots = self.slots[number : number + 2] if number < 2 else [self.tails.open(5_000)]
-            self.routes.add(name, self.tails.add_topic(slots, number < 2), number, True)
+            slots = self.slots[4:9] if number == 3 else slots
+            self.routes.add(name, self.tails.add_topic(slots, number != 2), number, number != 1 or seed % 2 == 0)
 
     def step(self, choice: random.Random) -> object:
         act = choice.choice(ACTS)
@@ -48,13 +55,19 @@ class Twin:
         return act.__name__, act(self, choice), tails.lent_unsynced, tails.lent_bytes, tails.late_bytes
 
     def lend(self, choice: random.Random) -> object:
-        slot = choice.choice(self.slots)
+        return self._lend(choice, choice.choice(self.slots))
+
+    def lend_inline(self, choice: random.Random) -> object:
+        """Many at once: of a few nothing is in a record."""
+        return [self._lend(choice, slot) for slot in self.slots[4:]]
+
+    def _lend(self, choice: random.Random, slot: int) -> object:
         position, end, time, link = self.ends[slot]
         limit = position + choice.choice([100, 2_000, 20_000])
         terms = (16 + slot, slot % 2, 0, SEED, 100 + slot, position, limit, end, time)
         chained, keyed = choice.random() < 0.7, choice.random() < 0.5
         try:
-            self.tails.lend(slot, slot == 4, terms, link if chained else b"", KEY if keyed else b"")
+            self.tails.lend(slot, slot >= 4, terms, link if chained else b"", KEY if keyed else b"")
         except ValueError as error:
             return str(error)
         return terms
@@ -74,13 +87,46 @@ class Twin:
         data = b"".join(
             self.kernel.fly_produce(
                 choice.choice(NAMES), [choice.choice([None, b"k"])], [bytes(choice.randrange(200))],
-                choice.choice([-1, -1, 0, 1, 5]), 7 * (choice.random() < 0.03), 0, 1,
+                choice.choice([-1, -1, 0, 1, 2, 5]), 7 * (choice.random() < 0.03), 0, 1,
             )
             for _ in range(choice.randint(1, 8))
         )  # fmt: skip
-        counts = dict.fromkeys(NAMES, 2)
+        if choice.random() < 0.5:
+            value = bytes(choice.randrange(200))
+            data += b"".join(self.kernel.fly_produce(NAMES[3], None, [value], number, 0, 0, 1) for number in range(5))
+        counts = dict.fromkeys(NAMES, 2) | {NAMES[3]: 5}
         now = choice.choice([900, 1_500])
         return self.kernel.fly_append(self.tails, self.routes, data, 0, FRAME_BYTES_MAX, counts, b"flymq:a", now, 1)
+
+    def produce_sets(self, choice: random.Random) -> object:
+        """Record sets to partitions that are lent, in memory or not there, also several of one read, in as many calls as it takes."""
+        data = b"".join(
+            fly_frames.record_set(choice, choice.choice(NAMES), choice.choice([-1, -1, 0, 1, 5]), 1)
+            for _ in range(choice.randint(1, 5))
+        )
+        now, whole = choice.choice([900, 1_500]), choice.random() < 0.9
+        said: list[Any] = []
+        while not said or said[-1][2] < len(data):
+            at = said[-1][2] if said else 0
+            where = (self.tails, self.routes, data, at, FRAME_BYTES_MAX, dict.fromkeys(NAMES, 2), b"flymq:a", now, 1)
+            said.append(self.kernel.fly_append(*where, whole))
+        return said
+
+    def read_from(self, choice: random.Random) -> object:
+        """BlipMQ publishes of both QoS, PINGs between them, record sets sound and not, a topic that is not known."""
+
+        def one(number: int) -> bytes:
+            name, kind = choice.choice([*NAMES, b"other"] if choice.random() < 0.1 else NAMES), choice.random()
+            if kind < 0.15:
+                return blipmq.ping(number)
+            if kind < 0.4:
+                return blipmq.records(number, name, choice.randrange(2), generate.record_set(choice))
+            return publish(name, bytes(choice.randrange(200)), choice.random() < 0.7)
+
+        data = b"".join(one(number) for number in range(choice.randint(1, 12)))
+        sets = {bytes((qos,)) + blipmq.text(name): 2 for name in NAMES for qos in (0, 1)}
+        where = (self.tails, self.routes, data, 0, 3, FRAME_BYTES_MAX, b"blipmq:a", choice.choice([900, 1_500]))
+        return self.kernel.blip_append(*where, sets, choice.random() < 0.9)
 
     def seal(self, choice: random.Random) -> object:
         inline, most = choice.random() < 0.5, choice.choice([1_000, 1 << 20])
@@ -149,13 +195,14 @@ class Twin:
 
 
 ACTS: Final = (
-    Twin.lend, Twin.lend, Twin.append, Twin.append, Twin.produce, Twin.produce, Twin.produce, Twin.seal, Twin.seal, Twin.commit,
-    Twin.commit, Twin.recall, Twin.settle, Twin.keep, Twin.extend, Twin.look,
+    Twin.lend, Twin.lend, Twin.append, Twin.append, Twin.produce, Twin.produce, Twin.produce_sets, Twin.produce_sets, Twin.read_from, Twin.read_from,
+    Twin.read_from, Twin.seal, Twin.seal, Twin.commit,
+    Twin.commit, Twin.recall, Twin.settle, Twin.keep, Twin.extend, Twin.look, Twin.lend_inline,
 )  # fmt: skip
 
 
 def history(kernel: Any, seed: int) -> Iterator[object]:
-    twin, choice = Twin(kernel), random.Random(seed)
+    twin, choice = Twin(kernel, seed), random.Random(seed)
     for _ in range(STEPS):
         yield twin.step(choice)
 
@@ -183,6 +230,87 @@ def test_a_twin_that_breaks_the_chain_is_caught() -> None:
     assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
 
 
+def _leaves_sets_to_python(*args: Any) -> Any:
+    """The control: it appends no record set."""
+    append: Any = pure.fly_append
+    return append(*args[:9], False)  # behind tails, routes, data, start, max_frame, counts, origin, now, flags
+
+
+def test_a_twin_that_appends_no_record_sets_is_caught() -> None:
+    sabotaged = SimpleNamespace(**vars(pure) | {"fly_append": _leaves_sets_to_python})
+    assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
+
+
+def _answers_pings_at_once(*args: Any) -> Any:
+    """The control: a PONG does not wait for the publish before it."""
+    append: Any = pure.blip_append
+    pongs, items, end, fatal, last, held = append(*args)
+    if held is not None:
+        pongs += b"".join(behind for _, behind in held[1])
+        held = (held[0], [(ids, b"") for ids, _ in held[1]], held[2])
+    return pongs, items, end, fatal, last, held
+
+
+def test_a_twin_that_answers_pings_too_early_is_caught() -> None:
+    sabotaged = SimpleNamespace(**vars(pure) | {"blip_append": _answers_pings_at_once})
+    assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
+
+
+def test_publishes_to_files_are_held_with_the_pings_behind_them(k: ModuleType) -> None:
+    """QoS 0 has nobody to refuse; what is not lent comes out, and so does all that is behind it."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    tails.set_lending(True, 1 << 20)
+    slots = [tails.open_lent(), tails.open_lent()]
+    tails.lend(slots[0], True, (16, 0, 0, SEED, 9, 512, 65_536, 40, 0), b"", b"")
+    for name, slot in zip((b"lent", b"back"), slots, strict=True):
+        routes.add(name, tails.add_topic([slot], True), name, True)
+    made = blipmq.records(7, b"lent", 1, pack(Record(b"set", None, ((b"h", b"v"),))))
+    front = blipmq.ping(1) + publish(b"lent", b"one", True) + publish(b"lent", b"none", False)
+    data = front + blipmq.ping(2) + made + blipmq.ping(3)
+    sets = {b"\1" + blipmq.text(b"lent"): 1}
+    for behind, left in ((b"", 0), (publish(b"back", b"x", True) + blipmq.ping(4) + publish(b"lent", b"y", True), 3)):
+        said = k.blip_append(tails, routes, data + behind, 0, 3, FRAME_BYTES_MAX, b"o:o", 1, sets)
+        pongs, items, end, fatal, last, (ticket, groups, ways) = said
+        assert (pongs, len(items), end, fatal, last, ways) == (blipmq.pong(1), left, len(data + behind), 0, b"lent", 2)
+        assert [behind for _, behind in groups] == [b"", blipmq.pong(2), blipmq.pong(3)]
+        assert [len(ids) for ids, _ in groups] == [8, 0, 8] and groups[2][0] == struct.pack("<Q", 7)
+        waiting = tails.recall(slots[0])[0]
+        assert [(each[1], each[2]) for each in waiting] == [(ticket, 0), (ticket, 1), (ticket, 2)]
+        tails.lend(slots[0], True, (16, 0, 0, SEED, 9, 512, 65_536, 40, 0), b"", b"")
+
+
+def produce_records(topic: bytes, made: bytes) -> bytes:
+    return flymq.frame(0x16, flymq.text(topic) + struct.pack(">iI", -1, len(made)) + made, 1)
+
+
+def test_a_record_set_is_held_and_then_told_where_it_is(k: ModuleType) -> None:
+    """By key in two partitions that are lent. A set to memory in front of it is answered first, by a call of its own."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    tails.set_lending(True, 1 << 20)
+    slots = [tails.open_lent(), tails.open_lent()]
+    for slot in slots:
+        tails.lend(slot, False, (16, slot, 0, SEED, 9, 512, 65_536, 40, 0), LINK, KEY)
+    routes.add(b"t", tails.add_topic(slots, True), "t", True)
+    routes.add(b"m", tails.add_topic([tails.open(1 << 20)]), "m", True)
+    keys = [b"a", b"b", b"c", b"d"]
+    memory = produce_records(b"m", pack(Record(b"x")))
+    data = memory + produce_records(b"t", pack(*[Record(key, key, ((b"h", key),)) for key in keys]))
+    where = (FRAME_BYTES_MAX, {b"t": 2, b"m": 1}, b"o:o", 5_000_000, 1)
+    answers, items, end, *_, last = k.fly_append(tails, routes, data, 0, *where)
+    assert (answers[:1], items, end, last) == (b"\xaf", [], len(memory), "m")
+    held, items, end, fatal, unknown, last = k.fly_append(tails, routes, data, end, *where)
+    assert (items, end, fatal, unknown, last) == ([], len(data), 0, None, "t")
+    ticket, groups, order, rest, ways, op = held
+    assert (rest, ways, op) == ([], 1, 0x16)
+    rows = [iter(k.rows(batch, 0, RecordBatch(batch).count)) for _, _, batch, _ in groups]
+    found = [next(rows[number]) for number in struct.unpack("<4H", order)]
+    assert [(key, dict(headers)) for _, _, key, _, headers, *_ in found] == [(key, {b"h": key}) for key in keys]
+    assert sorted(partition for _, partition, _, _ in groups) == [0, 1]
+    assert all(RecordBatch(batch).base_offset == 40 for _, _, batch, _ in groups)
+    assert sorted(row[0] for row in tails.seal_lent(False, 1 << 20, 0)[0]) == slots
+    assert {waiting[1] for slot in slots for waiting in tails.recall(slot)[1][2]} == {ticket}
+
+
 def test_what_is_sealed_are_the_bytes_that_python_seals(k: ModuleType) -> None:
     """Merged, placed, linked and checksummed as by merge and chain, and entered as by journal.pack_record."""
     tails = k.Tails(bytes, 1 << 20, 100, 100)
@@ -198,7 +326,8 @@ def test_what_is_sealed_are_the_bytes_that_python_seals(k: ModuleType) -> None:
     assert rows == [(slot, 512, end, 40, 43, 5_000, link, 1)]
     assert (places, placed) == ([(9, [expected], 512)], [0]) and body == expected and (unfit, appends) == ([], 2)
     record = journal.pack_record(journal.Life(1, 2), 0, [(16, 3, 40, SEED, len(expected), 512)], [expected])
-    assert record == journal.pack_record(journal.Life(1, 2), 0, [], [body], table, 1)
+    also = journal.pack_record(journal.Life(1, 2), 0, [], [], table, 1, body)
+    assert b"".join(record) == b"".join(also)
     assert tails.read_lent(slot, 40, 1) is None, "nobody sees it before it is committed"
     tails.commit_lent(False, 1)
     assert tails.read_lent(slot, 41, 1) == [bytes(expected)]
@@ -264,7 +393,7 @@ def other_bounds(rust: str) -> dict[str, list[int | None]]:
     found = dict(re.findall(r"^const (\w+): \w+ = ([\d_* ]+);", rust, re.MULTILINE))
     log = {"JOURNALED_BYTES_MAX": commit.CHUNK_BYTES_MAX, "ENTRY_BYTES": journal.ENTRY_BYTES}
     twin = {"JOURNALED_BYTES_MAX": pure_lent.JOURNALED_BYTES_MAX, "ENTRY_BYTES": pure_lent.ENTRY.size}
-    for name in ("PENDING_BYTES_MAX", "INLINE_BYTES_MAX", "LARGE_SHARE"):
+    for name in ("PENDING_BYTES_MAX", "INLINE_BYTES_MAX", "INLINE_FEW", "LARGE_SHARE"):
         log[name] = twin[name] = getattr(pure_lent, name)
     values = {name: [value, twin[name], eval(found.get(name, "None"))] for name, value in log.items()}
     return {name: each for name, each in values.items() if len(set(each)) > 1}

@@ -316,8 +316,10 @@ def test_a_handle_of_a_topic_that_is_gone_reaches_no_other(k: ModuleType) -> Non
     tails.remove_topic(first)
     second = tails.add_topic([tails.open(1_000)])
     assert first != second
-    _, items, end, _, last = k.blip_append(tails, routes, publish(b"t0", b"x", False), 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
-    assert (len(items), last, tails.published(second), end) == (1, None, 0, len(publish(b"t0", b"x", False)))
+    said = k.blip_append(tails, routes, publish(b"t0", b"x", False), 0, 1, FRAME_BYTES_MAX, b"o:o", 1)
+    _, items, end, _, last, held = said
+    assert (len(items), last, held, tails.published(second)) == (1, None, None, 0)
+    assert end == len(publish(b"t0", b"x", False))
 
 
 def test_nothing_overtakes_what_python_must_decide(k: ModuleType) -> None:
@@ -337,8 +339,9 @@ def test_nothing_overtakes_what_python_must_decide(k: ModuleType) -> None:
         (b"", 0, "known"),
     ):
         sets = {b"\0" + text(b"known"): 1, b"\1" + text(b"known"): 1}
-        pongs, items, _, _, said = k.blip_append(tails, routes, front + known, 0, 3, FRAME_BYTES_MAX, b"o:o", 1, sets)
-        assert (len(items), said, pongs) == (left, last, pong(1) if front == ping(1) else b"")
+        said = k.blip_append(tails, routes, front + known, 0, 3, FRAME_BYTES_MAX, b"o:o", 1, sets)
+        pongs, items, _, _, topic, held = said
+        assert (len(items), topic, held, pongs) == (left, last, None, pong(1) if front == ping(1) else b"")
 
 
 def test_an_unsound_batch_or_slot_is_refused(k: ModuleType) -> None:

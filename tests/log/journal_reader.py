@@ -17,10 +17,10 @@ _ENTRY = struct.Struct("<IIQIIQ")
 def patches(directory: Path) -> Patches:
     """Bytes that belong into segment files, with their positions."""
     found: Patches = {}
-    for name in ("journal.a", "journal.b"):
+    for name in ("journal.a", "journal.b", "journal.unsynced.a", "journal.unsynced.b"):
         path = directory / name
         if path.exists():
-            _read(directory, path.read_bytes(), found)
+            _read(directory, path.read_bytes(), found, synced="unsynced" not in name)
     return found
 
 
@@ -67,22 +67,25 @@ def patched(path: Path, found: Patches) -> bytes:
     return bytes(data)
 
 
-def _read(directory: Path, data: bytes, found: Patches) -> None:
+def _read(directory: Path, data: bytes, found: Patches, synced: bool) -> None:
+    """Of a file that is not synced the first record that does not check out is the end."""
     if len(data) < 512 or data[:8] != b"QNTJRF1\0":
         return
     crc, version, seed, _, generation = struct.unpack_from("<IIIIQ", data, 8)
     if version != 1 or google_crc32c.extend(0, data[12:512]) != crc:
         return
-    number = -1
+    number, following = -1, 512
     for at in range(512, len(data) - _RECORD.size, 512):
-        magic, crc, count, life, _, this = _RECORD.unpack_from(data, at)
+        if not synced and at > following:
+            return
+        magic, crc, count, life, length, this = _RECORD.unpack_from(data, at)
         table = at + _RECORD.size
         end = table + count * _ENTRY.size
         if magic != b"QNTJRN1\0" or life != generation or this <= number or end > len(data):
             continue
         if google_crc32c.extend(seed, data[at + 12 : end]) != crc:
             continue
-        number = this
+        number, following = this, at + -(-length // 512) * 512
         for topic, partition, base, segment_seed, length, position in _ENTRY.iter_unpack(data[table:end]):
             path = directory / "topics" / f"{topic:08d}" / str(partition) / f"{base:020d}.seg"
             batches = data[end : end + length]

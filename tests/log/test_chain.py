@@ -114,7 +114,7 @@ def test_which_topics_are_chained(mode: str, durability: Any, compact: bool, cha
     found = sound(harness.sim)
     assert (found.rows == 1) is chained
     assert (found.anchors is not None) is chained
-    assert file_of(harness.sim, "/data/format") == b"quintet-data 4\n"
+    assert file_of(harness.sim, "/data/format") == b"quintet-data 5\n"
 
 
 def test_a_memory_topic_that_becomes_durable_begins_a_chain_there() -> None:
@@ -167,7 +167,7 @@ def test_an_old_log_is_continued_by_a_chain_of_its_own() -> None:
     harness.close()
     found = sound(harness.sim)
     assert (found.rows, found.partitions[0].unchained > 0, found.partitions[0].next_offset) == (5, True, 45)
-    assert file_of(harness.sim, "/data/format") == b"quintet-data 4\n"
+    assert file_of(harness.sim, "/data/format") == b"quintet-data 5\n"
 
 
 def test_a_chained_log_stays_chained_whatever_the_option_says() -> None:
@@ -179,7 +179,7 @@ def test_a_chained_log_stays_chained_whatever_the_option_says() -> None:
     harness.write(harness.open(), 5, seed=2)
     harness.close()
     assert sound(harness.sim).rows == 10
-    assert file_of(harness.sim, "/data/format") == b"quintet-data 4\n"
+    assert file_of(harness.sim, "/data/format") == b"quintet-data 5\n"
 
 
 def test_a_key_can_come_and_change_and_its_absence_shows() -> None:

@@ -53,6 +53,32 @@ def test_the_latest_record_of_each_key_stays_at_its_offset() -> None:
     assert "corrupt_range" not in harness.kinds()
 
 
+def test_a_start_does_not_compact_again_what_was_compacted() -> None:
+    harness = Harness()
+    partition = table(harness)
+    for number in range(300):
+        put(harness, partition, b"k%d" % (number % 100), b"v" * 100)
+    partition.seal_active()
+    put(harness, partition, b"k0", b"last")
+    harness.tick()
+    before = [(segment.base, segment.seed) for segment in partition.segments]
+    assert len(before) > 2 and harness.log.stats()["compactions"] == 1
+    harness.close()
+    harness.start()
+    partition = table(harness)
+    for _ in range(3):
+        harness.tick()
+    assert harness.log.stats()["compactions"] == 0
+    assert [(segment.base, segment.seed) for segment in partition.segments] == before
+    for number in range(100):  # a quarter of what the pass left has been added since
+        put(harness, partition, b"k%d" % number, b"w" * 100)
+    partition.seal_active()
+    put(harness, partition, b"k0", b"last")
+    harness.tick()
+    assert harness.log.stats()["compactions"] == 1
+    assert len(harness.read_all(harness.cold(partition))) <= 102
+
+
 def test_tombstones_go_when_their_time_is_over() -> None:
     harness = Harness()
     partition = table(harness, tombstone_us=5_000_000)

@@ -9,13 +9,13 @@ import pytest
 
 from quintet import kernel
 from quintet.kernel.buffer import Buffer
-from quintet.log.base import TopicSpec
+from quintet.log.base import Durability, TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.partitions.partition import STAGE_EARLY_BYTES, FilePartition
 from quintet.model import limits
 from quintet.model.errors import CorruptData
 from quintet.testing.sim import SimDisk, SimScheduler
-from tests.log.support import DATA
+from tests.log.support import DATA, Harness
 
 TOPIC = TopicSpec(16, "orders", segment_bytes=1 << 20)
 PREPARED = limits.PREALLOCATE_FIRST_BYTES
@@ -89,3 +89,20 @@ def test_zeros_beside_a_write_that_goes_past_them_are_found_out() -> None:
     finish_together(disk, scheduler)
     with pytest.raises((CorruptData, AssertionError)):
         assert rows(partition) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
+@pytest.mark.parametrize("lends", [False, True])
+def test_what_comes_behind_an_early_chunk_is_written_too(durability: Durability, lends: bool) -> None:
+    """A file is made; meanwhile so much comes that it is sealed early, and then a little more: nobody else appends after that."""
+    harness = Harness(lends=lends)
+    partition = harness.open(TopicSpec(16, "orders", durability=durability))
+    harness.scheduler.held = True
+    sent = [b"first" * 1_000, bytes(STAGE_EARLY_BYTES), b"more than is lent" * 1_000]
+    for value in sent:
+        harness.append(partition, [value])
+        harness.scheduler.run_until_idle()
+    harness.scheduler.held = False
+    harness.scheduler.run_until_idle()
+    assert [error for _, error in harness.acks] == [None] * len(sent)
+    assert [value for _, _, value in harness.read_all(partition)] == sent

@@ -219,10 +219,10 @@ def test_stale_records_of_an_earlier_life_are_not_replayed() -> None:
     place = (TOPIC, 0, 0, segment_seed, len(batch), 512)
     for life, number in ((journal.Life(1, 77), 1), (journal.Life(2, 76), 1), (journal.Life(1, 76), 0)):
         for first in (512, 1024):
-            record = journal.pack_record(life, number, [place], [batch])
+            record = b"".join(journal.pack_record(life, number, [place], [batch]))
             data[first : first + len(record)] = record
         assert list(journal.entries(bytes(data), lambda what, position: None)) == []
-    record = journal.pack_record(journal.Life(2, 77), 0, [place], [batch])
+    record = b"".join(journal.pack_record(journal.Life(2, 77), 0, [place], [batch]))
     data[512 : 512 + len(record)] = record
     [entry] = journal.entries(bytes(data), lambda what, position: None)
     assert entry == journal.Entry(TOPIC, 0, 0, segment_seed, 512, bytes(batch))
@@ -235,7 +235,7 @@ def test_files_are_used_again_only_after_the_segments_were_synced() -> None:
         assert many.round() == [None] * PARTITIONS
         if number % 7 == 0:
             many.harness.tick()
-        for name in journal.NAMES:
+        for name in journal.SYNCED:
             life = journal.parse_file(many.sim.snapshot().get(f"/data/{name}") or b"")
             if life is not None:
                 generations.add(life.generation)
@@ -479,7 +479,7 @@ def test_power_cuts_lose_nothing_and_an_unsynced_journal_is_caught(kind: type[Si
 
 
 def length_of_files(many: Many) -> list[int]:
-    return [len(many.sim.snapshot().get(f"/data/{name}") or b"") for name in journal.NAMES]
+    return [len(many.sim.snapshot().get(f"/data/{name}") or b"") for name in journal.SYNCED]
 
 
 def test_a_file_grows_with_its_records_and_the_other_is_made_late() -> None:

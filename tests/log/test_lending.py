@@ -20,6 +20,7 @@ from quintet.log.embedded.follow import Follower
 from quintet.log.embedded.inspect import Summary, verify
 from quintet.log.embedded.partitions.lending import LATE_BYTES_MAX, LATE_US_MAX
 from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.recovery import journal
 from quintet.model.errors import PartitionFailed, StorageFull
 from tests.log.support import TOPIC, Harness
 
@@ -278,13 +279,15 @@ def test_low_on_space_the_kernel_takes_nothing() -> None:
 # -- what the journal has before the segment ------------------------------------------------------------------------------
 
 
-def test_a_record_is_one_write_and_segments_get_it_later() -> None:
-    door = Door().warm()
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_record_is_one_write_and_segments_get_it_later(durability: str) -> None:
+    door = Door(durability).warm()
     before = door.in_files()
     writes = door.harness.sim.calls["pwritev"]
     for _ in range(5):
         assert door.round() == [None] * PARTITIONS
-    assert door.harness.sim.calls["pwritev"] - writes == 5, "one for each record"
+    made = durability == "os"  # its file, with the first record
+    assert door.harness.sim.calls["pwritev"] - writes == 5 + made, "one for each record"
     assert door.in_files() == before
     assert [partition.visible for partition in door.partitions] == [7] * PARTITIONS
     door.harness.tick(LATE_US_MAX // 2)
@@ -296,17 +299,19 @@ def test_a_record_is_one_write_and_segments_get_it_later() -> None:
     assert door.tails.late_bytes == 0
 
 
-def test_much_of_a_partition_goes_to_its_segment_with_a_record() -> None:
-    door = Door(late=4_000).warm()
-    for _ in range(20):
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_much_of_a_partition_goes_to_its_segment_with_a_record(durability: str) -> None:
+    door = Door(durability, late=4_000).warm()
+    for _ in range(30):
         door.round()
-    assert all(0 < len(sent) - len(found) < 20 for sent, found in zip(door.sent, door.in_files(), strict=True))
+    assert all(0 < len(sent) - len(found) < 30 for sent, found in zip(door.sent, door.in_files(), strict=True))
     assert door.readable() == door.sent == door.in_files(), "who reads has all of it written"
 
 
+@pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("look", ["files", "fetch", "read_now", "begin_sync", "recall", "rest", "seal_active"])
-def test_who_looks_at_a_file_finds_all_that_is_visible(look: str) -> None:
-    door = Door().warm()
+def test_who_looks_at_a_file_finds_all_that_is_visible(look: str, durability: str) -> None:
+    door = Door(durability).warm()
     door.round()
     partition = door.partitions[2]
     assert isinstance(partition, FilePartition)
@@ -326,8 +331,9 @@ def test_who_looks_at_a_file_finds_all_that_is_visible(look: str) -> None:
     assert door.in_files()[2] == door.sent[2]
 
 
-def test_a_kill_loses_nothing_that_only_the_journal_had() -> None:
-    door = Door().warm()
+@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+def test_a_kill_loses_nothing_that_only_the_journal_had(durability: str) -> None:
+    door = Door(durability).warm()
     for _ in range(3):
         door.round()
     assert door.in_files() != door.sent, "control: the segments lack it"
@@ -336,12 +342,13 @@ def test_a_kill_loses_nothing_that_only_the_journal_had() -> None:
     assert door.readable() == door.sent == door.in_files()
 
 
-def test_without_the_journal_a_kill_loses_it() -> None:
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_without_the_journal_a_kill_loses_it(durability: str) -> None:
     """The control of the test above."""
-    door = Door().warm()
+    door = Door(durability).warm()
     door.round()
     door.harness.sim.kill()
-    for name in ("journal.a", "journal.b"):
+    for name in journal.NAMES:
         if door.harness.sim.read_file(f"/data/{name}") is not None:
             door.harness.sim.unlink(f"/data/{name}")
     door.restart()
@@ -362,11 +369,14 @@ def test_the_journal_is_used_again_only_when_segments_have_it() -> None:
         assert door.readable() == door.sent, rounds
 
 
+@pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StorageFull), (errno.EIO, PartitionFailed)])
-def test_a_segment_that_refuses_what_is_late_fails_alone(code: int, kind: type[Exception], again: bool) -> None:
+def test_a_segment_that_refuses_what_is_late_fails_alone(
+    code: int, kind: type[Exception], again: bool, durability: str
+) -> None:
     """What was told stays: it is in the journal until the segment has it. again: it refuses at the clean stop, too."""
-    door = Door().warm()
+    door = Door(durability).warm()
     assert door.round() == [None] * PARTITIONS
     door.harness.sim.fail("pwritev", 1, code)
     victim = door.partitions[1]
@@ -394,15 +404,16 @@ def test_a_segment_that_refuses_what_is_late_fails_alone(code: int, kind: type[E
     assert door.readable() == door.sent
 
 
+@pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("journaled", [True, False])
-def test_a_backup_has_what_only_the_journal_had(journaled: bool, tmp_path: Path) -> None:
+def test_a_backup_has_what_only_the_journal_had(journaled: bool, durability: str, tmp_path: Path) -> None:
     """Beside the running broker. The control: where the journal cannot be read, it has not."""
     folder = tmp_path / "data"
-    door = Door(folder=folder).warm()
+    door = Door(durability, folder=folder).warm()
     for _ in range(3):
         assert door.round() == [None] * PARTITIONS
     if not journaled:
-        for name in ("journal.a", "journal.b"):
+        for name in journal.NAMES:
             (folder / name).unlink(missing_ok=True)
     late = 10**15  # the cut is after all of it
     ends = []

@@ -382,7 +382,7 @@ def test_many_may_begin_in_one_pack_at_once(tmp_path: Path) -> None:
 
 
 def folder_of(name: str) -> tuple[dict[str, bytes | None], list[tuple[int, int, int, str | None, str]]]:
-    """A data folder of format 3, as tests/vectors/log keeps it: its files, and what was written."""
+    """A data folder of an older format, as tests/vectors/log keeps it: its files, and what was written."""
     kept = json.loads((VECTORS / name).read_text())
     image: dict[str, bytes | None] = {"/": None}
     for path, packed in kept["files"].items():
@@ -391,14 +391,15 @@ def folder_of(name: str) -> tuple[dict[str, bytes | None], list[tuple[int, int, 
     return image, [tuple(row) for row in kept["rows"]]
 
 
-@pytest.mark.parametrize("name", ["format3_killed.json", "format3_stopped.json"])
-def test_a_folder_of_the_format_before_is_opened_in_place(name: str) -> None:
-    image, rows = folder_of(name)
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_folder_of_an_older_format_is_opened_in_place(version: int, end: str) -> None:
+    image, rows = folder_of(f"format{version}_{end}.json")
     disk = SimDisk()
     disk.restore(image)
-    assert disk.read_file("/data/format") == b"quintet-data 3\n"
+    assert disk.read_file("/data/format") == f"quintet-data {version}\n".encode()
     harness = Harness(disk, packs=True)
-    assert harness.log.clean_start is ("stopped" in name)
+    assert harness.log.clean_start is (end == "stopped")
     specs = (
         TopicSpec(16, "orders", partitions=3),
         TopicSpec(17, "cache/a/b/c", compact=True, segment_bytes=65536),
@@ -419,7 +420,7 @@ def test_a_folder_of_the_format_before_is_opened_in_place(name: str) -> None:
                 harness.append(partition, [b"after"], [b"after"])
             harness.scheduler.run_until_idle()
             assert [error for _, error in harness.acks] == [None] * len(harness.acks)
-    assert disk.read_file("/data/format") == b"quintet-data 4\n"
+    assert disk.read_file("/data/format") == b"quintet-data 5\n"
     assert disk.read_file("/data/packs/00000000.0") is not None, "what is new begins in a pack"
     assert not [kind for kind in harness.kinds() if kind != "journal_replayed"]
 

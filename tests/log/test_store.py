@@ -303,7 +303,7 @@ def test_an_older_directory_is_taken_over_and_closed_to_older_brokers(number: in
     disk.damage("/data/format", b"quintet-data %d\n" % number)
     harness = Harness(disk, chain=chain)
     assert harness.read_all(harness.open()) == rows
-    assert disk.read_file("/data/format") == b"quintet-data 4\n"
+    assert disk.read_file("/data/format") == b"quintet-data 5\n"
 
 
 def test_a_data_directory_problem_is_one_clear_line_and_touches_nothing(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_data_directory_problem_is_one_clear_line_and_touches_nothing(tmp_path
     with pytest.raises(DataDirError, match="another broker"):
         Harness(disk)
     harness.close()
-    for text, words in ((b"quintet-data 5\n", "newer"), (b"what\n", "does not name")):
+    for text, words in ((b"quintet-data 6\n", "newer"), (b"what\n", "does not name")):
         disk.damage("/data/format", text)
         before = disk.snapshot()
         with pytest.raises(DataDirError, match=words):

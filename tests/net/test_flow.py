@@ -425,6 +425,51 @@ async def test_a_large_frame_that_was_consumed_is_not_written_to_again(
         line.close()
 
 
+@pytest.mark.parametrize(("pieces", "own"), [((150_000, 150_000), False), ((150_000, 20_000, 20_000, 110_000), True)])
+async def test_a_frame_in_two_reads_needs_no_buffer_of_its_own(
+    pieces: tuple[int, ...], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece also begins the next frame. Control: one that comes in many pieces has one, or all before it would be
+    copied for each of them."""
+    made: list[int] = []
+    mapped = connection._mapped
+
+    def map_and_note(size: int) -> mmap.mmap:
+        made.append(size)
+        return mapped(size)
+
+    monkeypatch.setattr(connection, "_mapped", map_and_note)
+    whole, frames = 200_000, 3
+    session, line = Large(whole), Line()
+    peers: list[Connection] = []
+
+    def make_session(peer: Connection) -> Large:
+        peers.append(peer)
+        return session
+
+    line.listener.make_session = make_session  # type: ignore[assignment]
+    await line.listener.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await line.connect()
+            await until(lambda: bool(peers))
+        data = b"".join(bytes((letter,)) * whole for letter in b"abc")
+        seen: list[bytes] = []
+        at = 0
+        for size in pieces * 2:
+            room = peers[0].get_buffer(-1)
+            size = min(size, len(room), len(data) - at)
+            room[:size] = data[at : at + size]
+            peers[0].buffer_updated(size)
+            at += size
+            seen += [bytes(view) for view in session.kept]
+            session.kept.clear()
+        assert b"".join(seen) == data[: len(seen) * whole] and len(seen) >= frames - 1
+        assert bool(made) == own
+    finally:
+        line.close()
+
+
 class Immovable(mmap.mmap):
     """Memory of a system that cannot grow it in its place."""
 

@@ -42,6 +42,16 @@ class DoorLaws:
             cuts = [rng.choice((1, 2, 3, 7, 13, 50, 200)) for _ in range(len(script))]
             assert self.run(cuts) == whole
 
+    def test_reads_that_are_alone_give_the_same_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a lone read appended is sealed, written and answered before the read returns."""
+        whole = self.run([])
+        monkeypatch.setattr(Peer, "alone", True)
+        assert self.run([]) == whole
+        rng = Random(self.seed)
+        for _ in range(CHUNKINGS):
+            cuts = [rng.choice((7, 13, 50, 200)) for _ in range(len(self.script()))]
+            assert self.run(cuts) == whole
+
     def test_cut_at_every_byte(self) -> None:
         """Every byte is the last of its piece in one of the runs, behind pieces of whole frames and of parts of them."""
         whole, size = self.run([]), len(self.script())

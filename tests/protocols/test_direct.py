@@ -4,12 +4,15 @@ Each test first shows that the second publish of a connection does go the direct
 the permission away.
 """
 
+from functools import partial
+
 import pytest
 
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.log.base import Durability
+from quintet.protocols.blipmq.frames import WHOLE
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.fast import errors as fast_errors
 from quintet.testing.line import Peer, SimBroker
@@ -17,6 +20,7 @@ from tests.protocols.fast.helpers import DEMO, FastSim, token
 from tests.protocols.flymq.helpers import Client, configure, make_sim
 from tests.wire import blipmq
 from tests.wire import fast as wire
+from tests.wire.records import Record, pack
 
 MEMORY = BrokerOptions(topics=TopicPolicy([TopicRule("*")], "memory"))
 BOUNDED = BrokerOptions(topics=TopicPolicy([TopicRule("*")], "memory", queue_messages_max=3))
@@ -50,13 +54,21 @@ def in_files(durability: Durability) -> SimBroker:
     return sim
 
 
+def produce_set(client: Client, name: str, value: bytes) -> list[int]:
+    """Offsets of a PRODUCE_RECORDS of one message with a header."""
+    made = pack(Record(value, None, ((b"h", b"v"),)))
+    (group,) = client.ask("PRODUCE_RECORDS", topic=name, partition=-1, records=made)["groups"]
+    return [group["offset"]]
+
+
 @pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
-def test_flymq_produces_to_files_are_lent_until_rights_change(durability: Durability) -> None:
+@pytest.mark.parametrize("sets", [False, True])
+def test_flymq_produces_to_files_are_lent_until_rights_change(durability: Durability, sets: bool) -> None:
     sim = in_files(durability)
     client = Client(sim, "paula")
     values = [bytes([number]) * 2_000 for number in range(6)]  # too large for a pack: the first makes a file
     for offset, value in enumerate(values):
-        assert client.produce("demo", value) == [offset]
+        assert (produce_set(client, "demo", value) if sets else client.produce("demo", value)) == [offset]
     topic = sim.broker.topics.find(b"demo")
     assert topic.lent is not None and topic.direct is None
     appended = sim.broker.tails.published(topic.lent)
@@ -106,13 +118,76 @@ def test_a_rotated_key_closes_the_direct_way_of_all_connections() -> None:
     assert topic.published == 4
 
 
-def blip(sim: SimBroker) -> Peer:
+def blip(sim: SimBroker, version: int = 1) -> Peer:
     def make(broker: Broker, sink: Peer, now: int) -> BlipSession:
         return BlipSession(broker, sink, now)
 
     peer = Peer(sim, make)
-    peer.exchange(blipmq.hello(1, 1) + blipmq.auth(2, b"dev-key"))
+    peer.exchange(blipmq.hello(1, version) + blipmq.auth(2, b"dev-key"))
     return peer
+
+
+def publish_set(id: int, name: bytes, value: bytes) -> bytes:
+    return blipmq.records(id, name, 1, pack(Record(value, None, ((b"h", b"v"),))))
+
+
+@pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
+@pytest.mark.parametrize("sets", [False, True])
+def test_blipmq_publishes_to_files_are_lent_until_rights_change(durability: Durability, sets: bool) -> None:
+    """Their PONG comes when they are on disk, as by way of Python."""
+    sim = in_files(durability)
+    peer = blip(sim, WHOLE)
+    made = publish_set if sets else partial(blipmq.publish, qos=1)
+    values = [bytes([number]) * 2_000 for number in range(8)]  # too large for a pack: the first makes a file
+    for number, value in enumerate(values[:6], 1):
+        assert peer.exchange(made(number, b"demo", value) + blipmq.ping(9)) == blipmq.pong(9)
+    topic = sim.broker.topics.find(b"demo")
+    assert topic.lent is not None and topic.direct is None
+    appended = sim.broker.tails.published(topic.lent)
+    assert appended >= 3 and topic.published == 6
+    for number, value in enumerate(values[6:]):
+        sim.broker.access.look_again()
+        assert peer.exchange(made(7, b"demo", value) + blipmq.ping(9)) == blipmq.pong(9)
+        assert sim.broker.tails.published(topic.lent) == appended, "Python decides again"
+        assert topic.published == 7 + number
+    assert Client(sim, "conny").values("demo") == values
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_publishes_that_a_file_refuses_are_answered_in_their_order(pieces: bool) -> None:
+    """Also if each frame comes by itself. Control: before the disk fails there are pongs only."""
+    sim = in_files("os")
+    peer = blip(sim, WHOLE)
+    value = bytes(2_000)
+    for _ in range(5):
+        frames = [publish_set(1, b"demo", value), blipmq.publish(2, b"demo", value, 1), blipmq.ping(3)]
+        assert peer.exchange(b"".join(frames)) == blipmq.pong(3)
+    topic = sim.broker.topics.find(b"demo")
+    assert topic.lent is not None and sim.broker.tails.published(topic.lent) > 0
+    sim.disk.fail("pwritev", 1, 5, times=100)
+    frames = [blipmq.ping(10), publish_set(11, b"demo", value), blipmq.ping(12)]
+    frames += [blipmq.publish(14, b"demo", value, 1), blipmq.publish(15, b"demo", value, 1), blipmq.ping(16)]
+    said = b"".join(map(peer.exchange, frames)) if pieces else peer.exchange(b"".join(frames))
+    kinds = [(frame.kind, frame.id) for frame in blipmq.frames_of(said)]
+    pong, nack = blipmq.PONG, blipmq.NACK
+    assert kinds == [(pong, 10), (nack, 11), (pong, 12), (nack, 14), (nack, 15), (pong, 16)]
+
+
+def test_a_ping_does_not_wait_for_publishes_of_qos_0_to_files() -> None:
+    """Control: it waits for one of QoS 1 among them."""
+    sim = in_files("fsync")
+    peer = blip(sim)
+    for _ in range(5):
+        peer.exchange(blipmq.publish(1, b"demo", bytes(2_000), 1) + blipmq.ping(2))
+    topic = sim.broker.topics.find(b"demo")
+    for qos, said in ((0, blipmq.pong(4)), (1, b"")):
+        before = sim.broker.tails.published(topic.lent or 0)
+        data = blipmq.publish(3, b"demo", b"x", qos) + blipmq.ping(4)
+        assert peer.session.receive(memoryview(data), sim.scheduler.now()) == len(data)
+        assert b"".join(peer.session.take_output()) == said
+        assert sim.broker.tails.published(topic.lent or 0) == before + 1
+    sim.scheduler.run_until_idle()
+    assert topic.published == 7
 
 
 def test_a_bounded_queue_is_asked_before_each_publish_that_must_be_kept() -> None:

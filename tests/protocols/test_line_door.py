@@ -2,13 +2,13 @@
 beside the others."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from examples.line_door import LINE, LineListener
+from msgspec.structs import replace
 
 import quintet
 from quintet.broker.core import Broker

@@ -5,7 +5,7 @@ than the first row is examples/line_door.py.
 
     every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, quotas,
               scheduler, subscribe, subscription
-    blipmq    matching_topics, slices, tails, tails_appended, topics_version, traces
+    blipmq    matching_topics, slices, tails, tails_appended, tails_held, topics_version, traces
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
               matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, tails_held, topics,
               topics_version, traces, transactions, users, wait_for
@@ -28,11 +28,12 @@ topics, subscriptions and access; it has no thread, no clock of its own, and see
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NoReturn
 
-from quintet import kernel
+import msgspec
+from msgspec.structs import replace
+
 from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
 from quintet.broker.atomic.delays import TABLE as DELAYED_TABLE
@@ -89,9 +90,9 @@ from quintet.broker.topics.traced import TracedTopic
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.delivery.traces import Traces
-from quintet.log.base import Durability, Held, Log, Partition
+from quintet.log.base import Durability, Log, Partition
 from quintet.model import limits
-from quintet.model.batch import Header, RecordBatch
+from quintet.model.batch import Header
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
@@ -109,20 +110,19 @@ def no_entropy(_size: int) -> bytes:
     raise AssertionError("BrokerOptions.entropy was not given")
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerOptions:
+class BrokerOptions(msgspec.Struct, frozen=True):
     """The broker's branch of the configuration."""
 
-    topics: TopicPolicy = field(default_factory=lambda: TopicPolicy(rules=[TopicRule("*")]))
-    delivery: DeliverySection = field(default_factory=DeliverySection)
-    limits: LimitSection = field(default_factory=LimitSection)
-    audit: AuditSection = field(default_factory=AuditSection)
-    transactions: TransactionLimits = field(default_factory=TransactionLimits)
-    queues: QueueSection = field(default_factory=QueueSection)
-    peers: PeerSection = field(default_factory=PeerSection)
-    caches: CacheSection = field(default_factory=CacheSection)
-    tenants: Mapping[str, Tenant] = field(default_factory=dict)
-    quotas: QuotaSection = field(default_factory=QuotaSection)
+    topics: TopicPolicy = msgspec.field(default_factory=lambda: TopicPolicy(rules=[TopicRule("*")]))
+    delivery: DeliverySection = msgspec.field(default_factory=DeliverySection)
+    limits: LimitSection = msgspec.field(default_factory=LimitSection)
+    audit: AuditSection = msgspec.field(default_factory=AuditSection)
+    transactions: TransactionLimits = msgspec.field(default_factory=TransactionLimits)
+    queues: QueueSection = msgspec.field(default_factory=QueueSection)
+    peers: PeerSection = msgspec.field(default_factory=PeerSection)
+    caches: CacheSection = msgspec.field(default_factory=CacheSection)
+    tenants: Mapping[str, Tenant] = msgspec.field(default_factory=dict)
+    quotas: QuotaSection = msgspec.field(default_factory=QuotaSection)
     entropy: Entropy = no_entropy
     traces: Traces | None = None  # who follows sampled messages; None: nobody
     doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
@@ -137,7 +137,7 @@ class Broker:
     publishes_dropped = 0  # refused, of clients that asked for no answer
 
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
-        self.log = log
+        self._take_log(log)
         self.scheduler = scheduler
         self.clock = WallClock(scheduler.now(), scheduler.monotonic())
         self._report = report
@@ -206,6 +206,12 @@ class Broker:
         self.caches.load()
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
+
+    def _take_log(self, log: Log) -> None:
+        """`tails` is where the kernel appends what needs no decision (Topic.direct); `tails_appended` must follow, for partitions in files
+        `tails_held`. Bound once: they are called for every message, and to pass a call on costs as much as to do it."""
+        self.log = log
+        self.tails, self.tails_appended, self.tails_held = log.tails, log.tails_appended, log.tails_held
 
     def _open_audit(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         self.audit = Audit(log, scheduler, report, bytes_max=self._options.limits.audit_bytes)
@@ -295,18 +301,6 @@ class Broker:
         self.audit.record("access.denied", principal.name, topic, "denied", peer, action)
 
     # -- publish ---------------------------------------------------------------------------------------------------
-
-    @property
-    def tails(self) -> kernel.Tails[RecordBatch]:
-        """Where the kernel appends what needs no decision (Topic.direct); `tails_appended` must follow."""
-        return self.log.tails
-
-    def tails_appended(self) -> None:
-        self.log.tails_appended()
-
-    def tails_held(self, ticket: int, ways: int, held: Held) -> None:
-        """The kernel appended to partitions in files for somebody who waits."""
-        self.log.tails_held(ticket, ways, held)
 
     def publish_target(
         self, principal: Principal, name: bytes, durable: bool, peer: str = "", *, owner: str = ""

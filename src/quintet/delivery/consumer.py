@@ -15,6 +15,9 @@ from quintet.delivery.sink import Sink
 
 STEPS_PER_TIMEOUT = 16  # how finely it is remembered when a record was passed: a clock starts late by one step at most
 STEPS_KEPT_MAX = 64  # before those that no record needs any more are dropped
+FLIGHTS_KEPT_MIN = (
+    8  # so many are kept, landed or not: who has one in flight at a time would be looked through each time
+)
 
 
 class Flight:
@@ -39,11 +42,6 @@ class Flight:
         offsets = self.offsets
         index = offset - offsets.start if isinstance(offsets, range) else bisect_right(offsets, offset) - 1
         return self.number + index
-
-    def one_less(self) -> None:
-        self.left -= 1
-        if self.consumer is not None:
-            self.consumer.held -= 1
 
 
 class Consumer:
@@ -90,7 +88,8 @@ class Consumer:
         self._flights[self._next] = flight
         self._next += count
         self.held += count
-        if len(self._flights) & (len(self._flights) - 1) == 0:  # at powers of two: as often as it pays
+        kept = len(self._flights)
+        if kept >= FLIGHTS_KEPT_MIN and kept & (kept - 1) == 0:  # at powers of two: as often as it pays
             self._flights = {number: other for number, other in self._flights.items() if other.left}
 
     def acknowledged(self, number: int, monotonic: int) -> None:

@@ -135,8 +135,9 @@ class Lane:
         batch, first, last = run
         offsets = self._offsets(batch, first, last)
         start = offsets[0]
-        attempt = self.retry.get(start, 0) + 1
-        if start in self.retry:
+        attempt = 1
+        if self.retry and start in self.retry:
+            attempt += self.retry[start]
             for offset in offsets:
                 del self.retry[offset]
             end = offsets[-1] + 1
@@ -160,6 +161,8 @@ class Lane:
 
     def attempt_of(self, run: Run) -> int:
         """Which attempt handing out this run would be."""
+        if not self.retry:
+            return 1
         batch, first, _ = run
         return self.retry.get(batch.offset(first), 0) + 1
 
@@ -167,13 +170,15 @@ class Lane:
 
     def ack(self, offset: int) -> bool:
         """Settle one record; False if it is not pending."""
-        return self._land(offset) is not None or self.retry.pop(offset, None) is not None
+        return self._land(offset) is not None or (bool(self.retry) and self.retry.pop(offset, None) is not None)
 
     def _land(self, offset: int) -> Flight | None:
         """It is no longer in flight; the flight it was in."""
         flight = self.inflight.pop(offset, None)
         if flight is not None:
-            flight.one_less()
+            flight.left -= 1
+            if flight.consumer is not None:
+                flight.consumer.held -= 1
             if self._working:
                 self._working.pop(offset, None)
         return flight
@@ -299,7 +304,7 @@ class Lane:
 
     def _batch_at(self, offset: int, wake: Callable[[], None]) -> RecordBatch | None:
         """The batch that holds offset, or the first one behind it; None if it is not in memory yet."""
-        if self._held and self._held_from <= offset:
+        if self._held and self._held_from <= offset < self._held[-1].next_offset:
             for batch in self._held:
                 if offset < batch.next_offset:
                     return batch
@@ -314,7 +319,10 @@ class Lane:
                 self.partition.fetch(offset, READ_BYTES, partial(self._fetched, offset, self.partition.visible))
             return None
         self._held, self._held_from = found, offset
-        return next((batch for batch in found if offset < batch.next_offset), None)
+        for batch in found:
+            if offset < batch.next_offset:
+                return batch
+        return None
 
     def _fetched(self, offset: int, visible: int, batches: list[RecordBatch], error: Exception | None) -> None:
         """The disk answered. Nothing sound from `offset` on (all of it is quarantined): pass over it."""
@@ -352,6 +360,9 @@ def _alive(batch: RecordBatch, first: int, last: int, now: int) -> int:
     table = batch.expiries(first, last)
     if table is None:
         return last - first
+    expiry = table[0]
+    if table.count(expiry) == last - first:  # most often all of a batch expire together
+        return last - first if not expiry or expiry > now else first - last
     alive = [not expiry or expiry > now for expiry in table]
     run = alive.index(not alive[0]) if (not alive[0]) in alive else len(alive)
     return run if alive[0] else -run

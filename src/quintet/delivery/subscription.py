@@ -7,8 +7,10 @@ business (broker/consumers/subscriptions.py, broker/audit/delivery_events.py); t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from quintet.delivery.consumer import Consumer
 from quintet.delivery.delivered import DeliveredRanges, LaneRanges
@@ -23,8 +25,7 @@ BACKOFF_DOUBLINGS_MAX = 8  # records of a dead-letter topic are tried without en
 ATTEMPTS_WITHOUT_END: Final = 1 << 30  # on a dead-letter topic itself, and in a group: there is nowhere further to go
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """How hard delivery tries. Times in microseconds."""
 
     in_flight_max: int = 1_000
@@ -37,7 +38,7 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_delivered_ranges", "_traces", "_turn", "ages", "consumer", "delivered", "dirty", "door",
+        "_changed", "_full", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_delivered_ranges", "_traces", "_turn", "ages", "consumer", "delivered", "dirty", "door",
         "id", "lanes", "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
@@ -80,6 +81,7 @@ class Subscription:
         self._changed = changed
         self._pumping = False
         self._parked = False
+        self._full = False  # a lane had as many in flight as it may have: an acknowledgement may bring the next
         self._turn = 0
         self.ages: Histogram | None = None  # of what is pushed: one batch in SAMPLED
 
@@ -143,6 +145,7 @@ class Subscription:
         if sink is None or self._pumping or self._parked:
             return
         self._pumping = True
+        self._full = False
         try:
             for lane in self._in_turn():
                 if not self._pump_lane(lane, sink):
@@ -169,6 +172,7 @@ class Subscription:
                 if limit <= 0:
                     self.consumer.starve(self.pump)
             if limit <= 0:
+                self._full = True
                 return True
             run = lane.take(limit, self._now(), self.pump)
             if run is None:
@@ -191,19 +195,17 @@ class Subscription:
 
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int) -> None:
         batch, first, last = run
-        qos = self.effective_qos(run)
+        qos = 0 if batch.at_most_once else self.qos
         monotonic = self._monotonic()
-        deadline = monotonic + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
+        deadline = monotonic + (_backoff(timeout_us, lane.attempt_of(run)) if lane.retry else timeout_us) if qos else 0
         lane.sent(run, qos, sink, deadline, self.consumer, monotonic)
         self._turn += 1
         self.delivered += last - first
-        self._touch()
+        if not self.dirty:
+            self._touch()
         if self.ages is not None and self._turn & SKIPPED == 1:
             self.ages.observe((self._now() - batch.timestamp) / 1e6)
         sink.records(self, lane.partition.number, batch, first, last)
-
-    def effective_qos(self, run: Run) -> int:
-        return 0 if run[0].at_most_once else self.qos
 
     # -- poll ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class Subscription:
                     if lane.failed:
                         self._touch()
                     break
-                qos = self.effective_qos(run)
+                qos = 0 if run[0].at_most_once else self.qos
                 wait_us = _backoff(timeout_us or self._policy.poll_backoff_us, lane.attempt_of(run))
                 lane.sent(run, qos, sink, monotonic + wait_us)
                 self._turn += 1
@@ -243,7 +245,8 @@ class Subscription:
 
     def ack(self, partition: int, first: int, count: int) -> list[int]:
         """Settle offsets first..first+count-1 of a partition; returns those that are not pending here."""
-        self._touch()
+        if not self.dirty:
+            self._touch()
         if not 0 <= partition < len(self.lanes):
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
@@ -260,7 +263,9 @@ class Subscription:
                 if first < missing and traces is not None:
                     traces.acked(first, missing)
                 first = missing + 1
-        self._freed()
+        self.consumer.feed()
+        if self._full:  # whatever else it waits for calls `pump` by itself
+            self.pump()
         return unknown
 
     def working(self, partition: int, first: int, count: int) -> None:
@@ -292,10 +297,9 @@ class Subscription:
         return unknown
 
     def _freed(self) -> None:
-        """Places in the window, and credit, may have become free."""
+        """Places in the window, and credit, may have become free; or records are due again."""
         self.consumer.feed()
-        if self.sink is not None:
-            self.pump()
+        self.pump()
 
     def _touch(self) -> None:
         if not self.dirty:

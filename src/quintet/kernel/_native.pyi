@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from typing_extensions import Buffer
 
 from quintet.kernel.items import (
+    BlipHeld,
     BlipItem,
     CacheEntry,
     FastItem,
@@ -252,11 +253,13 @@ def blip_append(
     now: int,
     sets: dict[bytes, int] | None = None,
     append_sets: bool = True,
-) -> tuple[bytes, list[BlipItem], int, int, Target | None]:
-    """As blip_split, with what was done at once: (pongs, items, consumed, fatal, topic). Publishes to topics that `routes` knows
+) -> tuple[bytes, list[BlipItem], int, int, Target | None, BlipHeld | None]:
+    """As blip_split, with what was done at once: (pongs, items, consumed, fatal, topic, held). Publishes to topics that `routes` knows
     and that are there in `tails` are appended (those of QoS 1 only where the route keeps) and PINGs are answered, and neither is
     among the items; until the first item: what comes behind that one comes out, too, so that nothing overtakes it. So are record
-    sets whose head is in `sets`, with append_sets. The last entry is the topic appended to last, or None."""
+    sets whose head is in `sets`, with append_sets. `topic` is the one appended to last, or None.
+    So are publishes and record sets (of up to 1 MiB of batches) to partitions in files that are lent and have room. `held` is then
+    what is waited for, with the answers to PINGs behind it: see items.BlipHeld; `pongs` come before it."""
 
 # -- the newest part of partitions in memory --------------------------------------------------------------------------
 
@@ -349,9 +352,9 @@ class Tails(Generic[View]):
     def seal_lent(self, inline: bool, bytes_max: int, later: int) -> LentSealed:
         """(rows, places, placed, table, body, unfit, appends): what was appended on this way since the last call, merged, with its
         offsets, links and checksums, to be written now. A row is (slot, position, end, base, visible, greatest time, link, batches);
-        places are what goes into the segments, of the rows with the numbers `placed`: all of them inline, otherwise those whose segment
-        would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; table and body are
-        the entries and the batches of a record of the journal (empty inline). unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
+        places are what goes into the segments, of the rows with the numbers `placed`: those whose segment
+        would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; of fewer than four
+        inline all. table and body are the entries and the batches of a record of the journal: of all rows, inline of those without a place. unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
         recalled. ValueError if what was sealed before is neither committed nor recalled."""
     def commit_lent(self, inline: bool, monotonic: int) -> None:
         """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out, what had no place
@@ -503,8 +506,9 @@ def fly_append(
     appended and answered as by fly_produced, and is not among the items. Its records get the time `now`, or that of the turn
     if it has one. So are record sets, with append_sets: several that come one behind the other, up to about 1 MiB. The last entry
     is the topic appended to last, or None.
-    A run with a group that goes to a partition in files which is lent and has room is not among the items either. All its groups
-    that need no decision are appended, and instead of answers there is what they wait for: see items.FlyHeld."""
+    A run, or with append_sets a record set, with a group that goes to a partition in files which is lent and has room is not among
+    the items either. All its groups that need no decision are appended, and instead of answers there is what they wait for: see
+    items.FlyHeld. Such a set behind others that are answered is left for the next call."""
 
 def fly_split_one(
     payload: Buffer, counts: dict[bytes, int], origin: bytes

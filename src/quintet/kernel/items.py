@@ -14,6 +14,9 @@ BlipFrame = tuple[Literal[1, 2, 4, 6, 7, 8, 10, 11, 12], int, bytes]  # id, payl
 BlipRecords = tuple[
     Literal[11], int, bytes, int, list[tuple[int, bytearray, int]]
 ]  # id, head, partitions, (partition, batch, count) of each
+# What the kernel appended to partitions in files: ticket, (ids to refuse it by, packed `<Q`, none for QoS 0; pongs behind it) of each
+# group or set, ways as of FlyHeld
+BlipHeld = tuple[int, list[tuple[bytes, bytes]], int]
 BlipItem = BlipRecords | BlipPublish | BlipAcks | BlipPolls | BlipMalformed | BlipFrame
 
 FastPublish = tuple[Literal[3], bytes, int, bytearray | None, int]  # token, topic, batch, count
@@ -29,9 +32,10 @@ FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each r
 FlyRecords = tuple[Literal[0x16], list[FlyGroup], bytes]  # the same of one record set
 FlyFrame = tuple[int, int, bytes | memoryview]  # operation, flags, payload
 FlyItem = FlyRun | FlyRecords | FlyFrame
-# A run of which the kernel appended groups to partitions in files: ticket, groups as fly_produced takes them, the group of each
-# record, (number, count) of the groups that it left, ways (1: by the journal, 2: inline, 3: both)
-FlyHeld = tuple[int, list[tuple[bytes, int, bytearray, bytes]], bytes, list[tuple[int, int]], int]
+# A run of PRODUCE frames, or a record set, of which the kernel appended groups to partitions in files: ticket, groups as fly_produced
+# takes them, the group of each record, (number, count) of the groups that it left, ways (1: by the journal, 2: inline, 3: both),
+# operation
+FlyHeld = tuple[int, list[tuple[bytes, int, bytearray, bytes]], bytes, list[tuple[int, int]], int, int]
 
 RecordGroups = tuple[
     list[tuple[int, bytearray, int]], bytes

@@ -4,6 +4,7 @@ The native twin and this one give equal bytes and refuse the same input; tests/k
 here but the list.
 """
 
+from quintet.kernel.pure_append import blip_append, fast_append, fly_append
 from quintet.kernel.pure_arrow import gather, scatter
 from quintet.kernel.pure_batch import (
     build,
@@ -44,7 +45,7 @@ from quintet.kernel.pure_records import (
     records_split,
 )
 from quintet.kernel.pure_segment import segment_head
-from quintet.kernel.pure_tails import Routes, Tails, blip_append, fast_append, fly_append
+from quintet.kernel.pure_tails import Routes, Tails
 from quintet.kernel.pure_ws import ws_split
 
 __all__ = [

@@ -22,6 +22,7 @@ ENTRY: Final = struct.Struct("<IIQIIQ")  # of a record of the journal: docs/LOG_
 PENDING_BYTES_MAX: Final = 4 * 1024 * 1024  # of all loans of one way: what is more goes through Python
 JOURNALED_BYTES_MAX: Final = 32 * 1024  # of one partition in a record: commit.py, CHUNK_BYTES_MAX
 INLINE_BYTES_MAX: Final = 1024 * 1024  # of one partition, written at once
+INLINE_FEW: Final = 4  # fewer partitions than these write their segments: a record would be one write more
 LARGE_SHARE: Final = 8  # of what may be late: more is written while it is still in the processor's cache
 MERGE_INPUT_BYTES_MAX: Final = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
 MERGE_OUTPUT_BYTES_MAX: Final = 1024 * 1024
@@ -138,7 +139,7 @@ class _Loan:
         buffers = [batch for batch, _ in made]
         position, self.position = self.position, self.position + size
         self.last_time, self.told_time = time, None
-        placed = self.inline or self.position - self.written > later or size > later // LARGE_SHARE
+        placed = self.position - self.written > later or size > later // LARGE_SHARE
         self.flight = _Flight(position, buffers, self.pending, self.owed, placed)
         self.pending, self.owed = [], 0
         row = (slot, position, self.position, base, following_offset, greatest, self.link or None, len(buffers))
@@ -259,6 +260,8 @@ class Lents(Generic[View]):
         total = appends = 0
         dirty = self._dirty[inline][:]
         self._dirty[inline].clear()
+        if inline and len(dirty) < INLINE_FEW:
+            later = 0
         for slot in dirty:
             loan = self.slots[slot].loan
             if loan is None or loan.inline != inline or not loan.pending:
@@ -279,7 +282,7 @@ class Lents(Generic[View]):
                 places.append(where)
             rows.append(row)
             self._flying[inline].append(slot)
-            if not inline:
+            if not inline or where is None:
                 table += ENTRY.pack(loan.topic_id, loan.partition, loan.segment, loan.seed, length, row[1])
                 body += b"".join(buffers)
         return rows, places, placed, bytes(table), bytes(body), unfit, appends

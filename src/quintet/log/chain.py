@@ -12,9 +12,9 @@ something was done is certain.
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from blake3 import blake3
 
 from quintet import kernel
@@ -67,8 +67,7 @@ def key_name(key: bytes) -> str:
     return f"{key_id(key):08x}" if key else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
+class Break(msgspec.Struct, frozen=True):
     """The first batch that does not fit: where it is, the offsets it has or lacks (first to last - 1), and what is wrong."""
 
     file: str
@@ -88,8 +87,7 @@ class CannotCheck(Exception):
     """There is no verdict: a key is missing, or a newer broker wrote this."""
 
 
-@dataclass(slots=True)
-class PartitionVerdict:
+class PartitionVerdict(msgspec.Struct):
     """What was followed of one partition. `tail`: bytes behind the last sound batch that may be one being written."""
 
     topic_id: int
@@ -108,11 +106,10 @@ class PartitionVerdict:
     broken: Break | None = None
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(msgspec.Struct):
     """What a whole directory comes to. status: 0 sound, 1 broken, 2 cannot be checked."""
 
-    partitions: list[PartitionVerdict] = field(default_factory=list)
+    partitions: list[PartitionVerdict] = msgspec.field(default_factory=list)
     anchors: Anchored | None = None
     broken: Break | None = None
     cannot: str = ""
@@ -358,8 +355,7 @@ def verify_partition(
     return verdict
 
 
-@dataclass(slots=True)
-class SegmentVerdict:
+class SegmentVerdict(msgspec.Struct):
     """One file followed by itself: from the link it begins with (b"": it has no chain) to the link it ends with."""
 
     followed: PartitionVerdict

@@ -47,8 +47,21 @@ class Write(Protocol):
         the sync."""
 
 
+class LoneRead:
+    """Whether the loop acts on a read that is the only one of its pass (ADR 32). What that appends need not wait for the end of the
+    turn to be sealed and written: nobody else will add to it. An attribute and no method: it is looked at once a message."""
+
+    __slots__ = ("under_way",)
+
+    def __init__(self) -> None:
+        self.under_way = False
+
+
 class Scheduler(Protocol):
     """The only source of time and concurrency below net/. All callbacks run on the one loop thread."""
+
+    @property
+    def lone_read(self) -> LoneRead: ...
 
     def now(self) -> int:
         """Wall time: microseconds since 1970. Only for what people wrote as a date; it may jump either way."""
@@ -68,6 +81,10 @@ class Scheduler(Protocol):
     def write(self, work: Write, done: Callable[[BaseException | None], None]) -> None:
         """Write and sync with as little ado as possible (ADR 30), then done(None, or what failed) on the loop, later than this
         call. Writes of one file are made one at a time: who hands in the next waits for the one before."""
+
+    def write_at_once(self, work: Write) -> float | None:
+        """The same before this call returns, if a lone read is acted on and nobody else wants the loop (ADR 30): how many seconds it
+        took, or None: it was not made. Raises what failed."""
 
 
 def call_each(scheduler: Scheduler, calls: Iterable[Callable[[], object]]) -> None:

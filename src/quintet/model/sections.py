@@ -7,9 +7,9 @@ opening of config/fields.py; tests/test_config_keys.py holds it. Only a broker l
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
+import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
@@ -23,8 +23,7 @@ _UNITS: Final = {"": 1, "B": 1, "KIB": limits.KIB, "MIB": limits.MIB, "GIB": GIB
 Durability = Literal["fsync", "interval", "os", "memory"]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """What a number counts. `ending` is how its key ends; `whole`: the ending is the whole key."""
 
     ending: str
@@ -83,8 +82,7 @@ def _units_in(parts: tuple[Any, ...]) -> Iterator[Unit]:
         yield from _units_in(get_args(part))
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(msgspec.Struct, frozen=True):
     """A key that has another name now. `per`: so many of the old unit are one of the new; `times`: the other way round."""
 
     old: str

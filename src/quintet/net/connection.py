@@ -3,9 +3,8 @@
     socket -> buffer_updated -> session.receive -> (broker) ... -> session.take_output -> transport.write
     delivery / broker -> records, appended, completed -> session.on_* -> (end of turn) send -> session.take_output -> transport.write
 
-All connections of a listener share one read buffer: what a session does not consume is copied out before the next
-read. Only a frame larger than that buffer gets one of its own, which takes memory only for the bytes that really arrive. It
-is never copied and never used again, so the session may keep views of the frame. An idle connection holds no buffer at all.
+All connections of a listener share one read buffer: what a session leaves is copied out before the next read. A frame larger than
+that, or in many pieces, gets one of its own, which takes memory only for what arrives and is never used again: sessions keep views of it.
 
 A session takes frames until the turn of the loop is over (net/turns.py, ADR 13); what it leaves is offered again in a later
 turn, and until then nothing is read. Deliveries stop in the same way: when the turn is over there is no room.
@@ -38,12 +37,13 @@ from quintet.net.turns import Turns
 from quintet.protocols.base import Session
 
 HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is pending, to notice a peer that disconnects
+COPIED_BYTES_MAX = limits.READ_BUFFER_BYTES * 7 // 8  # of an unfinished frame: the next read still has room behind it
+COPIED_SHARE_MAX = 4  # times what was read since: a frame that comes in many pieces is not copied for each of them
 LARGE_SPARE_BYTES = limits.MIB  # of such a buffer when it is made; then it doubles
 JOINED_BYTES_MAX = limits.MIB  # of output in pieces: before Python 3.12 asyncio joins them, one more copy
 GATHERED_BYTES_MAX = 64 * limits.KIB  # pushed in one turn: above this it is written before the turn ends
 
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
-
 
 # Private: pages added to a shared mapping have no memory behind them.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
             if flow.held and session.holding:
                 self._keep(available)
             else:
-                self._offer(available)
+                self._offer(available, nbytes)
             if self._transport is None or self._transport.is_closing():
                 return
             if getattr(session, "quick_ack", False):
@@ -216,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_or_read()
         self._let_go()
 
-    def _offer(self, available: memoryview) -> bool:
+    def _offer(self, available: memoryview, brought: int = 0) -> bool:
         """Give the session what it has not consumed, keep what it leaves, end the turn if this is the only read of the pass, and
         send what was made: one write. True: the session left whole frames."""
         session = self._session
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             consumed = session.receive(available, time_ns() // 1000)
             if consumed != len(available) or self._rest or self._large is not None:
-                self._keep(available[consumed:])
+                self._keep(available[consumed:], consumed + brought)
             left = session.stopped or session.holding
             if left:
                 # Before the turn is ended, which may produce the late answer: then the rest is offered again.
@@ -330,10 +330,11 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.resume_reading()
 
-    def _keep(self, rest: memoryview) -> None:
+    def _keep(self, rest: memoryview, moved: int = 0) -> None:
+        """moved: bytes read or consumed since the last time. What is little beside them is copied: fresh pages cost eight times as much."""
         if not rest:
             self._rest, self._large = b"", None
-        elif len(rest) <= LARGE_REST_BYTES:
+        elif len(rest) <= LARGE_REST_BYTES or len(rest) <= min(COPIED_BYTES_MAX, COPIED_SHARE_MAX * moved):
             self._rest, self._large = bytes(rest), None
         elif self._large is None or len(rest) != self._large_used:
             self._large_used = len(rest)

@@ -71,12 +71,12 @@ class FlowControl:
 
     @property
     def readable(self) -> bool:
-        """No reason stands."""
+        """No reason stands, see `changed`."""
         return not (self.choked or self.stalling or self.charged or (self.held and not self.ahead))
 
     def changed(self) -> bool:
         """Whether the owner has to pause reading (`paused`) or to read on now."""
-        paused = not self.readable
+        paused = self.choked or self.stalling or self.charged or (self.held and not self.ahead)
         if paused == self.paused:
             return False
         self.paused = paused

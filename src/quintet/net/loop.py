@@ -39,6 +39,7 @@ class LoopScheduler:
         self._loop = loop
         self.turns = turns or Turns(loop)
         self.soon = self.turns.soon
+        self.lone_read = self.turns.lone_read
         self._writes: list[tuple[Write, Written]] = []  # to be made at the end of this turn
         self._lone = LoneWrites()
         self._tickets: dict[int, tuple[Write, Written, float]] = {}  # writes under way elsewhere, and when they began
@@ -71,6 +72,21 @@ class LoopScheduler:
         self._writes.append((work, done))
         if len(self._writes) == 1:
             self.soon(self._start_writes)  # behind the calls that want more of them
+
+    def write_at_once(self, work: Write) -> float | None:
+        turns, lone, began = self.turns, self._lone, perf_counter()
+        if not turns.lone_read.under_way or self._writes or self._tickets:
+            return None
+        if not lone.allow(work, turns.begun, turns.seconds, began):
+            return None
+        lone.begin(turns.begun, turns.seconds, began)
+        try:
+            work()
+        finally:
+            took = perf_counter() - began
+            lone.made(took)
+            turns.latencies.written.observe(took)
+        return took
 
     def _start_writes(self) -> None:
         """Make or hand out what is to be written."""

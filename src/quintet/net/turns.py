@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from quintet.model import limits
 from quintet.model.histogram import Cells
+from quintet.model.scheduler import LoneRead
 from quintet.net.latencies import Latencies
 
 TURN_S: Final = limits.TURN_US / 1e6
@@ -59,7 +60,7 @@ class Turns:
 
     __slots__ = (
         "_began", "_calls", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
-        "_marked_at", "_owing", "_queue", "_report", "_running", "_finishing", "begun", "connection_ids", "counts", "last", "latencies", "reads", "seconds", "worst",
+        "_marked_at", "_owing", "_queue", "_report", "_running", "_finishing", "begun", "connection_ids", "counts", "last", "latencies", "lone_read", "reads", "seconds", "worst",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
@@ -71,6 +72,7 @@ class Turns:
         self._ending = False  # a callback for them is on its way
         self._gathering = False  # a callback runs that will run them itself
         self._finishing = False  # they run
+        self.lone_read = LoneRead()
         self._running: object = None  # the one that ran last
         self._owing: list[Debtor] = []  # who sends when this turn ends
         self.reads = 0  # of TCP connections
@@ -184,7 +186,7 @@ class Turns:
         self._lone -= 1
         if not self._lone:
             self._count_reads()
-        self._gathering = True
+        self._gathering = self.lone_read.under_way = True
         return True
 
     def _count_reads(self) -> None:
@@ -199,7 +201,9 @@ class Turns:
     def finish(self) -> None:
         """What waits, in order, then what that wants soon, at most FINISH_ROUNDS_MAX times. What one turn has no time for is done in
         the next."""
-        self._gathering = False
+        self._gathering = self.lone_read.under_way = False
+        if not self._calls:
+            return
         self._finishing = True
         rounds = FINISH_ROUNDS_MAX
         while self._calls and rounds:

@@ -178,7 +178,8 @@ class WebSocketSession:
                 self._inner.receive(view, now)  # access rights changed: the session checks its own
             position = self._frames(view, position, now)
             self._inner.end_read()
-        self._look()
+        if self._inner.closing is not None:
+            self._end_with_session()
         if self._state is PARTING:
             position = self._throw_away(view, position)
         return position
@@ -191,7 +192,8 @@ class WebSocketSession:
             self._beat()
         else:
             self._inner.on_completed(token, result, error)
-            self._look()
+            if self._inner.closing is not None:
+                self._end_with_session()
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         self._inner.on_records(subscription, partition, batch, first, last)
@@ -216,12 +218,14 @@ class WebSocketSession:
                 return
             self._part((POLICY, f"a message in pieces took over {FRAGMENTS_US // 1_000_000} seconds"))
         self._inner.tick(monotonic)
-        self._look()
+        if self._inner.closing is not None:
+            self._end_with_session()
 
     def take_output(self) -> list[bytes]:
         """Everything the session made, framed, as one piece; and a last word if the connection is about to end."""
-        self._frame_output()
-        out = self._out
+        made, out = self._inner.take_output(), self._out
+        if made:
+            self._frame(made)
         if self.closing is not None and not self._close_sent:
             self._last_word(self.closing)
         if not out:
@@ -230,12 +234,14 @@ class WebSocketSession:
         return [b"".join(out)]
 
     def _frame_output(self) -> None:
-        """What the session has made so far, in front of what follows. Behind our close frame nothing follows."""
-        inner, out = self._inner.take_output(), self._out
+        """What the session has made so far, in front of what follows."""
+        self._frame(self._inner.take_output())
+
+    def _frame(self, messages: list[bytes]) -> None:
+        """Behind our close frame nothing follows."""
         if self._state is OPEN and not self._close_sent:
-            for data in inner:
-                out.append(head(TEXT, len(data)))
-                out.append(data)
+            for data in messages:
+                self._out += (head(TEXT, len(data)), data)
 
     def closed(self) -> None:
         self._heart.remove(self)
@@ -284,7 +290,7 @@ class WebSocketSession:
             most = 0 if inner.principal_name is not None else 1
             items, position, fatal = kernel.ws_split(view, position, inner.message_bytes_max, most)
             for number, item in enumerate(items):
-                if self._ending():
+                if taken and self._ending():
                     break
                 if taken and inner.enough:  # this one and those behind it are split again when it goes on
                     self.stopped = True
@@ -293,7 +299,7 @@ class WebSocketSession:
                 if isinstance(item, bytes):
                     self._text(item, now)
                 else:
-                    self._frame(*item, now)
+                    self._other(*item, now)
             if fatal:
                 self._part(_FATAL[fatal])
             if position == before or position == len(view):
@@ -312,7 +318,8 @@ class WebSocketSession:
         else:
             self._inner.receive_message(data, now)
 
-    def _frame(self, opcode: int, last: bool, data: bytes, now: int) -> None:
+    def _other(self, opcode: int, last: bool, data: bytes, now: int) -> None:
+        """Anything but a whole text message."""
         if opcode == PING:
             self._pings += 1
             if self._pings > PINGS_MAX:
@@ -351,18 +358,18 @@ class WebSocketSession:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _end_with_session(self) -> None:
         """The session wants to end: say why. A code of 0: without a word."""
-        if self._inner.closing is None:
-            return
+        reason = self._inner.closing
+        assert reason is not None
         if self._state is FRESH:
-            self._refuse_http(408, "Request Timeout", self._inner.closing)
+            self._refuse_http(408, "Request Timeout", reason)
         elif self._state is OPEN:
             if self._inner.close_code:
-                self._part((self._inner.close_code, self._inner.closing))
+                self._part((self._inner.close_code, reason))
             else:
                 self._close_sent = True
-                self.closing = self._inner.closing
+                self.closing = reason
 
     def _part(self, how: tuple[int, str]) -> None:
         """Send our close frame, then give the peer a moment to answer it: closing at once, with something unread, would

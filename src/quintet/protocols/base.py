@@ -35,6 +35,7 @@ nothing if `receive` has to take the read; what it answers owes nothing, waits f
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from quintet.broker.identity.metering import Meter
@@ -45,6 +46,8 @@ from quintet.model.batch import RecordBatch
 LARGE_BYTES: Final = limits.MIB  # of a batch: below it a copy costs less than looking at its records one by one
 LARGE_RECORDS_MAX: Final = 16
 CLAIM_BYTES_MIN: Final = 64 * limits.KIB  # an answer of no more than this needs no claim
+
+ALL: Final = -1  # in place of the number of a group: those that the kernel appended
 
 Item = TypeVar("Item")
 
@@ -62,6 +65,27 @@ class Slot:
         self.data: bytes | list[bytes] | None = None
 
 
+class Holds(Slot):
+    """A slot of what several appends are for. What the kernel appended to partitions in files in one call (log.base.Held) is told to the
+    session by `on_appended`: with (slot, ALL) once for each way that it went, with (slot, number) of each group that came back."""
+
+    __slots__ = ("missing", "told")
+    missing: int  # words that are still to come
+    told: Callable[[object, int, Exception | None], None]
+
+    def hold(self, ways: int, others: int, told: Callable[[object, int, Exception | None], None]) -> None:
+        """Wait for these ways, and for `others` that the session publishes itself."""
+        self.missing = ways.bit_count() + others
+        self.told = told
+
+    def done(self) -> None:
+        self.told((self, ALL), 0, None)
+
+    def waiter(self, number: int) -> Callable[[int, Exception | None], None] | None:
+        self.missing += 1
+        return partial(self.told, (self, number))
+
+
 class Replies:
     """Replies leave in the order of their slots, the first unfilled one holds back all behind it.
 
@@ -70,10 +94,10 @@ class Replies:
     fill(slot, bytes)      the late answer; b"" for success that the wire does not show
     """
 
-    __slots__ = ("_out", "_waiting")
+    __slots__ = ("_out", "_waiting", "slots")
 
     def __init__(self) -> None:
-        self._waiting: deque[Slot] = deque()
+        self.slots = self._waiting = deque[Slot]()  # those not yet let out: for who asks once a read how many there are
         self._out: list[bytes] = []
 
     def put(self, data: bytes) -> None:

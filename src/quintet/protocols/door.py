@@ -6,8 +6,9 @@ the row. A door says how sessions are made; sockets, TLS, QUIC and WebSocket fra
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from quintet.model.errors import NotLeader
 from quintet.model.rights import check_rights
@@ -28,8 +29,7 @@ Transport = Literal["tcp", "websocket", "quic"]
 MakeSession = Callable[[Any, str, str], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Development:
+class Development(msgspec.Struct, frozen=True):
     """What a line of `--dev` is made from: the command, where the door listens, and credentials everybody knows."""
 
     command: str
@@ -46,8 +46,7 @@ def _no_lines(_dev: Development) -> list[str]:
     return []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Door(Generic[O]):
+class Door(msgspec.Struct, Generic[O], frozen=True, kw_only=True):
     """One listener of one protocol. Rows without defaults are asked of every door."""
 
     name: str
@@ -68,7 +67,7 @@ class Door(Generic[O]):
     imports its session itself, because commands that only read the configuration need the rows and no sessions."""
     transport: Transport = "tcp"
     """What its section is made of: of tcp it is a TcpListener, of websocket a WebSocketSection, of quic a QuicSection."""
-    dev: Mapping[str, object] = field(default_factory=dict)
+    dev: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Options that `--dev` sets where nothing else does."""
     dev_only: tuple[str, ...] = ()
     """Options that let everybody in: a start refuses them without `--dev`."""

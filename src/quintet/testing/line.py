@@ -5,9 +5,10 @@ chunking, drains after every call, and implements Sink; its `room` is the test's
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
+
+from msgspec.structs import replace
 
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
@@ -66,6 +67,7 @@ class Peer:
     """One client of a SimBroker, over one session."""
 
     turn_frames = 0  # when the session has looked so often a turn is over; 0: never
+    alone = False  # every read is the only one of its pass: what it brings is ended before the next (ADR 32)
 
     def __init__(self, sim: SimBroker, make: SessionMaker) -> None:
         self.sim = sim
@@ -97,8 +99,9 @@ class Peer:
     def _offer(self) -> None:
         self._looks = 0
         self._receiving = True
+        self.sim.scheduler.lone_read.under_way = self.alone
         consumed = self.session.receive(memoryview(self._rest), self.sim.scheduler.now())
-        self._receiving = False
+        self._receiving = self.sim.scheduler.lone_read.under_way = False
         self._rest = self._rest[consumed:]
         self._drain()
 

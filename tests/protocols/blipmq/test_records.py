@@ -1,9 +1,9 @@
 """Record sets of BlipMQ on a simulated broker: the laws, the way they go, and what is answered to those that are refused."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from quintet.broker.core import BrokerOptions
 from quintet.broker.topics.policy import TopicPolicy, TopicRule

@@ -1,10 +1,10 @@
 """Backlogs of the queues behind the Fast door: who takes them over, what a refusing disk leaves, what nobody may lose."""
 
 import errno
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from quintet.broker.consumers.subscriptions import KEPT_OWNER
 from quintet.broker.sections import DeliverySection

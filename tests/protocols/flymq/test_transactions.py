@@ -328,6 +328,21 @@ def test_nobody_sees_what_is_not_committed() -> None:
     assert reader.values("a") == [b"x"], "the owner may end it on any connection"
 
 
+def test_an_empty_part_of_a_transaction_does_not_count_as_committed() -> None:
+    """As a router asks every cell that does not know which one a transaction is of."""
+    sim, client = prepare()
+    empty, full = (client.ask("TXN_BEGIN")["txn_id"] for _ in range(2))
+    client.ask("TXN_PRODUCE", txn_id=full, topic="a", data=b"x", key=b"", partition=0)
+    for _ in range(2):
+        client.ask("TXN_COMMIT", txn_id=f"?{full}")
+        with pytest.raises(Refused, match="nothing was written to it here"):
+            client.ask("TXN_COMMIT", txn_id=f"?{empty}")
+    client.ask("TXN_COMMIT", txn_id=full)
+    assert Client(sim, "eve").refused("TXN_COMMIT", txn_id=f"?{full}") == "E1330"
+    assert client.values("a") == [b"x"]
+    client.ask("TXN_COMMIT", txn_id=client.ask("TXN_BEGIN")["txn_id"])
+
+
 # -- limits and time -----------------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,9 @@ class Mailbox:
 
 def batch_of(letters: list[Letter], expiry: int, copies_expiry: int, now: int) -> bytearray:
     """One unsealed batch; its origins are the senders. Copies of broadcasts expire at a time of their own; 0: never."""
+    if len(letters) == 1:  # one message under way
+        origin, id, data, copy, said = letters[0]
+        return kernel.build([data], [id], [said], None, [copies_expiry if copy else expiry], origin=origin)
     batches, start = [], 0
     for at in range(1, len(letters) + 1):
         if at == len(letters) or letters[at][0] != letters[start][0]:
@@ -150,7 +153,11 @@ def batch_of(letters: list[Letter], expiry: int, copies_expiry: int, now: int) -
 
 def behind_direct(letters: list[Letter]) -> int:
     """How many letters there are up to the last one that is not a copy of a broadcast, that one among them."""
-    return next((at for at in range(len(letters), 0, -1) if not letters[at - 1][3]), 0)
+    for at in range(len(letters), 0, -1):
+        _, _, _, copy, _ = letters[at - 1]
+        if not copy:
+            return at
+    return 0
 
 
 def bytes_waiting(lane: Lane) -> int:

@@ -100,8 +100,8 @@ class Peers:
         report: Report,
         discard: Discard,
     ) -> None:
-        self._options = options
-        self._keys = options.keys  # asked for with every envelope: a private attribute of a model takes microseconds
+        self._seen = Seen(options.fresh_us, options.replay_ids_max)
+        self.options = options
         self._report = report
         self._discard = discard
         self._reported_at = self._reclaimed_at = -REPORT_EVERY_US
@@ -124,7 +124,6 @@ class Peers:
             deque()
         )  # who waits for outboxes, up to a number of `_dirtied`
         self._waiting: deque[tuple[int, Promise[None]]] = deque()  # who waits for writes up to a number
-        self._seen = Seen(options.fresh_us, options.replay_ids_max)
         self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
         self._pruned_at = -PRUNE_EVERY_US
 
@@ -137,8 +136,11 @@ class Peers:
 
     @options.setter
     def options(self, options: PeerSection) -> None:
-        self._options = options
-        self._keys = options.keys
+        # Asked for with every envelope: properties and private attributes of a model take microseconds.
+        self._options, self._keys, self.secret = options, options.keys, options.secret
+        self._verify, self._refuses = options.verify, options.sender_check == "refuse"
+        ttl_us, copies_us = options.mailbox_ttl_us, options.broadcast_ttl_us
+        self._ttl_us, self._copies_ttl_us = ttl_us, min(ttl_us, copies_us) if ttl_us else copies_us
         self._seen.resize(options.fresh_us, options.replay_ids_max)
 
     @property
@@ -321,10 +323,9 @@ class Peers:
 
     def admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
         """Whether this peer may send this envelope now, and has not sent it before; counted if not."""
-        options = self.options
         keys = self._keys.get(sender.name)
-        judged = options.verify or keys is not None
-        if claimed != sender.name and (judged or options.sender_check == "refuse"):
+        judged = self._verify or keys is not None
+        if claimed != sender.name and (judged or self._refuses):
             self.dropped["sender"] += 1
             return False
         if judged:
@@ -332,7 +333,7 @@ class Peers:
                 self.dropped["signature"] += 1
                 return False
             said = time_of(ts)
-            if said is not None and abs(now - said) > options.replay_window_us:
+            if said is not None and abs(now - said) > self._options.replay_window_us:
                 self.dropped["stale"] += 1
                 return False
         if not self._seen.add(seen_key(sender.name, id), self._scheduler.monotonic()):
@@ -345,7 +346,7 @@ class Peers:
             found = envelope.parse(data, strict=False)
         except ProtocolError:
             return False
-        secret = self.options.secret
+        secret = self.secret
         if keys is not None:
             kid, _, digits = found.hmac.partition(":")
             secret, found = keys.get(kid, b""), found._replace(hmac=digits)
@@ -453,7 +454,8 @@ class Peers:
             mailbox.outbox, mailbox.outbox_bytes = None, 0
         while self._at_flush and self._at_flush[0][0] <= self._flushed:
             self._waiting.append((self._writes, self._at_flush.popleft()[1]))
-        self._tell_waiting()
+        if self._waiting:
+            self._tell_waiting()
         if self._dirty:
             self._scheduler.soon(self._flush_some)
 
@@ -467,11 +469,10 @@ class Peers:
         self._writes = number = self._writes + 1
         self._unfinished[number] = None
         now = self._scheduler.now()
-        ttl, copies_ttl = self.options.mailbox_ttl_us, self.options.broadcast_ttl_us
-        expiry = now + ttl if ttl else 0
+        expiry = now + self._ttl_us if self._ttl_us else 0
         try:
             topic = self._topic_of(mailbox)
-            batch = batch_of(letters, expiry, now + (min(ttl, copies_ttl) if ttl else copies_ttl), now)
+            batch = batch_of(letters, expiry, now + self._copies_ttl_us, now)
             topic.publish(batch, len(letters), True, partial(self._stored, mailbox, letters, number), FIRST_PARTITION)
         except QuintetError as error:
             self._stored(mailbox, letters, number, -1, error)
@@ -488,7 +489,8 @@ class Peers:
             for origin, key, _, copy, _ in letters:
                 if not copy:
                     self._seen.forget(seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
-        self._tell_waiting()
+        if self._waiting:
+            self._tell_waiting()
 
     # -- mailboxes -------------------------------------------------------------------------------------------------
 

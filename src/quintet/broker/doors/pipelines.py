@@ -10,6 +10,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from quintet.model.errors import BadName, BadRequest, LimitExceeded
 
 PIPELINES_MAX: Final = 1_000
@@ -42,8 +44,7 @@ class Report:
     restarts: int = 0
 
 
-@dataclass(slots=True)
-class Status:
+class Status(msgspec.Struct):
     """The last report and who sent it when. `stop_of` is the start (started_us) of the run that shall stop."""
 
     report: Report

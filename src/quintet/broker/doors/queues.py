@@ -19,10 +19,12 @@ all of them through one Share. Grace needs no table: a restart ends every connec
 import heapq
 import hmac
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.consumers.subscriptions import KEPT_OWNER, Report, Subscriptions
@@ -65,8 +67,7 @@ STALE_MAX: Final = 1_000  # entries of members that are gone, in the heap of dea
 SECOND_US: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Bearer:
+class Bearer(msgspec.Struct, frozen=True):
     """Whoever shows a token that was verified. Its key is only here as its SHA-256."""
 
     token: bytes

@@ -13,7 +13,7 @@ import click
 
 from quintet.cli.terminal.output import echo
 from quintet.model.errors import DataDirError
-from quintet.model.scheduler import Write
+from quintet.model.scheduler import LoneRead, Write
 
 if TYPE_CHECKING:
     from quintet.broker.repair import Found
@@ -28,6 +28,7 @@ class Inline:
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
+        self.lone_read = LoneRead()  # there are no reads
 
     def now(self) -> int:
         return time.time_ns() // 1000
@@ -53,6 +54,9 @@ class Inline:
 
     def write(self, work: Write, done: Callable[[BaseException | None], None]) -> None:
         self.offload(work, done)
+
+    def write_at_once(self, work: Write) -> float | None:
+        return None
 
     def run_all(self) -> None:
         while self._calls:

@@ -6,13 +6,15 @@ off the loop thread and never touch the active segment.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from quintet import kernel
 from quintet.log.embedded.files.disk import Disk
 from quintet.log.embedded.files.segment import (
+    BY_COMPACTION,
     HEADER_BYTES,
     Header,
     Index,
@@ -225,12 +227,11 @@ def _worth_compacting(sealed: list[Segment]) -> bool:
     return fresh > 0 and fresh * 4 >= old and fresh + old <= COMPACT_BYTES_MAX
 
 
-@dataclass(slots=True)
-class Compacted:
+class Compacted(msgspec.Struct):
     """The files as they are now: each replaces `replaced` old ones."""
 
-    groups: list[tuple[Segment, list[Segment]]] = field(default_factory=list)
-    untouched: list[Segment] = field(default_factory=list)
+    groups: list[tuple[Segment, list[Segment]]] = msgspec.field(default_factory=list)
+    untouched: list[Segment] = msgspec.field(default_factory=list)
     error: OSError | None = None  # why it went no further
 
 
@@ -337,7 +338,7 @@ class _Rewriter:
         self.group: list[Segment] = []
         self.made = made = Segment(partition.directory, first.base, new_seed(disk))
         made.created = made.compacted = True
-        header = Header(made.seed, partition.topic_id, partition.number, made.base, 0, partition.spec.name)
+        header = Header(made.seed, partition.topic_id, partition.number, made.base, BY_COMPACTION, partition.spec.name)
         self._temporary = f"{made.path}.tmp"
         if disk.read_file(self._temporary) is not None:
             disk.unlink(self._temporary)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from quintet import kernel
 from quintet.log.anchors import ALL_PARTITIONS
 from quintet.log.base import Held, Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
@@ -25,17 +24,17 @@ from quintet.log.embedded.files.packs import FOLDER as PACKS_FOLDER
 from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import HEADER_BYTES, Damage, Owner
 from quintet.log.embedded.partitions import commit, upkeep
-from quintet.log.embedded.partitions.lending import Lending
 from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
+from quintet.log.embedded.partitions.lone import LoneLending
 from quintet.log.embedded.partitions.memory import MemoryPartition, MemoryTails
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.partitions.shared import Report, Shared
+from quintet.log.embedded.partitions.unsynced import UnsyncedJournal
 from quintet.log.embedded.recovery import checkpoint, journal
 from quintet.log.embedded.recovery import directories as recovery
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
-from quintet.model.batch import RecordBatch
 from quintet.model.errors import DataDirError, StorageError, StorageFull, TableDamaged
 from quintet.model.histogram import Histogram
 from quintet.model.scheduler import Scheduler
@@ -43,7 +42,7 @@ from quintet.model.scheduler import Scheduler
 FORMAT_PREFIX: Final = "quintet-data "
 # What a first start that failed may leave behind beside empty folders of topics and packs: the next one goes on with it.
 LEFT_OVER: Final = frozenset({"lock", "lost+found", "format.tmp", identity.NAME, f"{identity.NAME}.tmp"})
-FORMAT_VERSION: Final = 4  # since small partitions share files (ADR 31); 3: null header values; 2: chained segments
+FORMAT_VERSION: Final = 5  # a journal for os topics (ADR 29); 4: packs; 3: null header values; 2: chained segments
 ANCHOR_INTERVAL_US: Final = 10_000_000
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
@@ -90,9 +89,10 @@ class EmbeddedLog:
         self._shared = Shared(disk, scheduler, report)
         self._shared.cache_bytes_max = tail_cache_bytes
         self._memory = MemoryTails(self._shared, memory_topics_bytes)
+        self.tails, self.tails_appended = self._memory.tails, self._memory.read_appended
         self._cache_bytes_max = tail_cache_bytes
         self._lend()
-        self._shared.committer.directory = self._directory
+        self._shared.committer.directory = self._unsynced_journal.directory = self._directory
         self._shared.committer.threshold = journal_threshold
         self._shared.committer.bytes = journal_bytes
         self._shared.upkeep.open_files_max = open_files_max
@@ -304,23 +304,19 @@ class EmbeddedLog:
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    @property
-    def tails(self) -> kernel.Tails[RecordBatch]:
-        return self._memory.tails
-
-    def tails_appended(self) -> None:
-        self._memory.seal_soon()
-
-    def tails_held(self, ticket: int, ways: int, held: Held) -> None:
+    def tails_held(self, ticket: int, ways: int, held: Held) -> bool:
         if self._memory.tails.dirty:
             self._memory.seal_soon()
         assert self._shared.lending is not None
-        self._shared.lending.hold(ticket, ways, held)
+        return self._shared.lending.write_read(ticket, ways, held)
 
     def _lend(self) -> None:
         """Let partitions in files lend themselves to the kernel."""
         committer = self._shared.committer
-        self._shared.lending = committer.lending = Lending(self.tails, self._scheduler, committer.turn_soon)
+        lending = LoneLending(self.tails, self._scheduler, committer, self._disk.below)
+        self._shared.lending = committer.lending = lending
+        self._unsynced_journal = UnsyncedJournal(self._disk, self._scheduler, self._report, lending.flush_since)
+        lending.unsynced = self._unsynced_journal
         committer.observe = self._shared.durable.observe
         self._bound_lending()
 
@@ -498,7 +494,7 @@ class EmbeddedLog:
 
     @property
     def unsynced_bytes(self) -> int:
-        return self._shared.unsynced + self.tails.lent_unsynced
+        return self._shared.unsynced + self._memory.tails.lent_unsynced  # asked with every read of a publisher
 
     @property
     def anchor_head(self) -> str:
@@ -514,7 +510,7 @@ class EmbeddedLog:
         """Counters since the start, and gauges: plain numbers for the metrics endpoint."""
         self._memory.count()
         found = dict(self._shared.stats)
-        found["journal_records"] = self._shared.committer.records
+        found["journal_records"] = self._shared.committer.records + self._unsynced_journal.records
         found["cache_bytes"] = self._shared.cache_bytes + self.tails.lent_bytes
         found["unsynced_bytes"] = self.unsynced_bytes
         found["anchors"] = self._anchors.lines if self._anchors is not None else 0
@@ -541,6 +537,8 @@ class EmbeddedLog:
         if self._anchors is not None:
             self._anchors.maintain(monotonic)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
+        if self._shared.lending is not None and monotonic - self._last_checkpoint >= CHECKPOINT_INTERVAL_US:
+            self._shared.lending.move_marks()
         moved = self._shared.marks_moved or self._checkpoint_owed
         if moved and (rolled or monotonic - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
             self._last_checkpoint = monotonic

@@ -13,7 +13,6 @@ Version WHOLE is OURS with record sets (ADR 33): what it publishes and gets has 
 is pushed there from its first credit on, not from its SUBSCRIBE on.
 """
 
-import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -37,6 +36,7 @@ from quintet.model.errors import (
 )
 from quintet.protocols import records
 from quintet.protocols.base import (
+    ALL,
     CLAIM_BYTES_MIN,
     FLOWING,
     LARGE_BYTES,
@@ -48,7 +48,7 @@ from quintet.protocols.base import (
     in_pieces,
 )  # fmt: skip
 from quintet.protocols.blipmq import codec, errors, frames
-from quintet.protocols.blipmq.mapping import Publish, offset_of, origin_of, tag_of
+from quintet.protocols.blipmq.mapping import IDS, Publish, offset_of, origin_of, refusal, tag_of
 
 # How frames of a version are laid out: OURS has those of 2; 3 is 2 with record sets.
 LAYOUTS: Final = {1: 1, 2: 2, frames.OURS: 2, frames.WHOLE: 3}
@@ -64,7 +64,6 @@ REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for 
 SETS_KNOWN_MAX: Final = 20_000  # targets of record sets that a connection remembers
 POLLS_AT_ONCE: Final = 256  # answered together; each may be a batch of its own in the log
 _Group = tuple[int, bytearray, int]  # partition, batch and count of records of a set
-_IDS: Final = struct.Struct("<Q")
 _HEADER: Final = frames.HEADER.pack
 _NOTHING_KNOWN: Final[kernel.Routes[Topic]] = kernel.Routes()  # of every session that has published nothing yet
 
@@ -97,8 +96,7 @@ class BlipSession:
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
-        self.auth_failures = 0
-        self._made = 0
+        self.auth_failures = self._made = 0
         # The last frame was an ACK, which has no answer. The published subscriber of version 1 writes it and its next POLL by
         # themselves, without TCP_NODELAY: its system keeps the POLL back until ours has acknowledged the ACK.
         self.quick_ack = False
@@ -111,9 +109,7 @@ class BlipSession:
         self._tails = broker.tails
         self._routes: kernel.Routes[Topic] = _NOTHING_KNOWN  # where the kernel appends by itself
         self._targets: dict[tuple[bytes, int], Topic] | None = None  # where `_publish` does
-        self._sets: dict[bytes, int] | None = (
-            None  # heads of RECORDS frames that the kernel takes apart, and partitions
-        )
+        self._sets: dict[bytes, int] | None = None  # heads of RECORDS that the kernel takes apart, and partitions
         self._append_sets = broker.traces is None  # sampled messages are looked for in headers, by TracedTopic.publish
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
@@ -159,12 +155,14 @@ class BlipSession:
                 self._tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now, self._sets,
                 self._append_sets,
             )  # fmt: skip
-            pongs, items, end, fatal, appended_to = split
-            if appended_to is not None:
-                self._topic = appended_to
-                self._broker.tails_appended()
+            pongs, items, end, fatal, appended_to, held = split
+            self._topic = self._topic if appended_to is None else appended_to
             if pongs:
                 self._replies.put(pongs)
+            if held is not None:
+                self._hold(*held)
+            elif appended_to is not None:
+                self._broker.tails_appended()
             if items:
                 self._act_all(items)
             if fatal and not self.stopped:  # else it is found again, behind what was left
@@ -199,13 +197,14 @@ class BlipSession:
                 return
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
-        assert isinstance(token, Publish)
+        assert isinstance(token, tuple)
+        slot, number = token
         if error is not None:
             self._forget_targets()  # ask again: the topic may not be what was promised
-            token.error = error
-        token.missing -= 1
-        if not token.missing:
-            self._replies.fill(token, b"" if token.error is None else self._refusal(token.ids, token.error))
+            slot.errors = {**slot.errors, number: error}
+        slot.missing -= 1
+        if not slot.missing:
+            self._replies.fill(slot, slot.answer())
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -224,7 +223,7 @@ class BlipSession:
         return self._replies.waiting
 
     def congestion(self) -> int:
-        if self._replies.waiting > REPLIES_WAITING_MAX:
+        if len(self._replies.slots) > REPLIES_WAITING_MAX:
             return WAIT
         if self._topic is None:
             return FLOWING
@@ -381,18 +380,28 @@ class BlipSession:
             if qos == 0:
                 # Document, "PUBLISH": no reply on success, and QoS 0 is enqueued in memory only.
                 topic.publish(batch, len(ids) >> 3, False, None)
-            else:
-                # "PUBLISH": QoS 1 is durable first; a failure is NACK 500 with the reason.
-                slot = Publish(ids)
-                topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, slot))
+            else:  # "PUBLISH": QoS 1 is durable first; a failure is NACK 500 with the reason.
+                slot = Publish(((ids, b""),))
+                topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, (slot, 0)))
                 self._replies.add(slot)
-            if topic.in_memory:
-                self._know(name, topic, qos)
+            self._know(name, topic, qos)
         except QuintetError as error:
             targets.pop((name, qos), None)
-            self._replies.put(self._refusal(ids, error))
+            self._replies.put(refusal(ids, error))
             return
         self._topic = topic
+
+    def _hold(self, ticket: int, groups: list[tuple[bytes, bytes]], ways: int) -> None:
+        """The kernel has appended these to partitions in files."""
+        slot = Publish(groups)
+        slot.hold(ways, 0, self._sink.appended)
+        if any(ids for ids, _ in groups):
+            self._replies.add(slot)
+        else:  # all of QoS 0: nothing waits for them
+            self._replies.put(slot.answer())
+            slot.groups = ()
+        if self._broker.tails_held(ticket, ways, slot):
+            self.on_appended((slot, ALL), 0, None)
 
     def _publish_records(self, correlation_id: int, payload: bytes) -> None:
         """A record set, which is taken whole or not at all; refused like a PUBLISH."""
@@ -433,24 +442,23 @@ class BlipSession:
         """The batches of one record set. Whatever becomes of them, the set has one answer, and that only if it failed."""
         slot = done = None
         if qos:
-            slot = Publish(_IDS.pack(correlation_id), len(groups))
+            slot = Publish(((IDS.pack(correlation_id), b""),), len(groups))
             self._replies.add(slot)
-            done = partial(self._sink.appended, slot)
+            done = partial(self._sink.appended, (slot, 0))
         for partition, batch, count in groups:
             try:
                 topic.publish(batch, count, qos > 0, done, partition)
             except QuintetError as error:
                 if slot is None:
                     return self._nack(correlation_id, errors.to_nack(error))
-                self.on_appended(slot, 0, error)
-        if topic.in_memory:
-            self._know(topic.raw, topic, qos)
+                self.on_appended((slot, 0), 0, error)
+        self._know(topic.raw, topic, qos)
         self._topic = topic
         return None
 
     def _know(self, name: bytes, topic: Topic, qos: int) -> None:
         """The next publishes to it, of this QoS, need no decision, if that is true of it now."""
-        handle = topic.direct
+        handle = topic.direct or topic.lent
         if handle is not None:
             if self._routes is _NOTHING_KNOWN:
                 self._routes = kernel.Routes()
@@ -459,11 +467,6 @@ class BlipSession:
     def _forget_targets(self) -> None:
         self._targets = self._sets = None
         self._routes = _NOTHING_KNOWN
-
-    def _refusal(self, ids: bytes, error: Exception) -> bytes:
-        """A NACK for every publish of a refused batch."""
-        code, text = errors.to_nack(error)
-        return b"".join(codec.nack(id, code, text) for (id,) in _IDS.iter_unpack(ids))
 
     def _subscribe(self, correlation_id: int, payload: bytes) -> None:
         parsed = codec.parse_subscribe(payload)
@@ -637,7 +640,7 @@ class BlipSession:
             if in_pieces(batch, first, last):
                 made += self._pieces(subscription, partition, batch, first, last, given)
             else:
-                packed = b"".join(map(_IDS.pack, given))
+                packed = b"".join(map(IDS.pack, given))
                 made.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
         size = sum(map(len, made))

@@ -231,13 +231,14 @@ class FastSession:
             answers, items, end, fatal, unknown, self._same, appended_to = split
             if appended_to is not None:
                 self._doing = frames.PUBLISH
-                if self._topic is None or not self._topic.waiting:
+                if self._topic is not appended_to and (self._topic is None or not self._topic.waiting):
                     self._topic = appended_to
                 self._broker.tails_appended()
                 if answers:
                     self._replies.put(answers)
             extends = bool(items) and items[-1][0] == frames.EXTEND
-            self._left = act_on(items[:-1] if extends else items, self._act, now, self._sink.turn_over)
+            if items:
+                self._left = act_on(items[:-1] if extends else items, self._act, now, self._sink.turn_over)
             if self._left is not None:  # what ended the split is found again, behind what was left
                 position, self.stopped = end - frames.EXTEND_BYTES if extends else end, True
                 break
@@ -359,7 +360,7 @@ class FastSession:
         return self._replies.waiting
 
     def congestion(self) -> int:
-        if self._replies.waiting > REPLIES_WAITING_MAX or self._blocked >= BLOCKED_SUBSCRIBES_MAX:
+        if len(self._replies.slots) > REPLIES_WAITING_MAX or self._blocked >= BLOCKED_SUBSCRIBES_MAX:
             return WAIT
         if self._topic is None:
             return FLOWING

@@ -30,7 +30,7 @@ class CacheRequests:
     """The part of a session that its caches need; what is declared here, session.py sets."""
 
     __slots__ = (
-        "_bearer", "_behind", "_broker", "_dialect", "_epoch", "_late", "_made", "_options", "_reach", "_replies", "_scopes", "_shared", "_sink", "_stopped", "_topic", "quick",
+        "_bearer", "_behind", "_broker", "_dialect", "_epoch", "_late", "_made", "_options", "_reach", "_replies", "_scopes", "_shared", "_sink", "_topic", "quick", "stopped",
     )  # fmt: skip
 
     _bearer: Bearer | None
@@ -46,7 +46,7 @@ class CacheRequests:
     _scopes: dict[bytes, kernel.CacheMemory]
     _shared: FelixPeer
     _sink: Sink
-    _stopped: bool
+    stopped: bool
     _topic: Topic | None
     quick: Callable[[bytes, int], bytes] | None
 
@@ -69,7 +69,7 @@ class CacheRequests:
             self._replies.push(self._weighed(reply, 0))
             self._broker.caches.hits += hits
             self._broker.caches.misses += misses
-            if not (position or self._stopped or self._late or self._topic) and end == len(view):
+            if not (position or self.stopped or self._late or self._topic) and end == len(view):
                 self.quick = self._answer_gets
         return end
 
@@ -118,7 +118,7 @@ class CacheRequests:
         """One more answer: above a bound the rest of this read waits until the peer took them, or its turn came."""
         self._made += len(data)
         self._behind += len(data) if request_id is None else 0
-        self._stopped = self._made >= frames.ANSWER_BYTES_MAX
+        self.stopped = self._made >= frames.ANSWER_BYTES_MAX
         return data
 
     def _cache_put(self, ask: codec.CachePut, now: int) -> None:

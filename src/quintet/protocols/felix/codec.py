@@ -368,15 +368,14 @@ class UnknownType(BadRequest):
 
 def decode_by(payload: bytes, decoders: Decoders) -> msgspec.Struct:
     """The message, by its type; or BadRequest naming the field that is wrong."""
-    fault = kernel.json_fault(payload, JSON_DEPTH_MAX)
+    fault, type = kernel.json_head(payload, JSON_DEPTH_MAX)
     if fault:
         raise BadRequest(FAULTS[fault])
-    kind = ""
+    kind = type.decode()
     try:
-        kind = _head.decode(payload).type
         decoder = decoders.get(kind)
         if decoder is None:
-            raise UnknownType(kind)
+            raise UnknownType(_head.decode(payload).type)  # or what is wrong with it
         return decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"{kind + ': ' if kind else ''}{error}") from error
@@ -448,8 +447,7 @@ def end_of_run(view: memoryview, start: int) -> int:
     """Where what the kernel is given at a time ends: behind the binary batches from `start` on, or behind the one frame of
     another kind; where that is not whole, at the end of all. So large answers are made one by one, and many batches are
     no more than TURN_BYTES and one at a time."""
-    size, end = len(view), start
-    most = start + limits.TURN_BYTES
+    size, end, most = len(view), start, start + limits.TURN_BYTES
     while size - end >= HEADER.size:
         magic, _, flags, length = HEADER.unpack_from(view, end)
         behind = end + HEADER.size + length
@@ -620,8 +618,10 @@ def publish_ack(
 
 
 def target(tenant: str, namespace: str, stream: str) -> bytes:
-    """The names of a stream as a binary batch has them."""
+    """The names of a stream as a binary batch has them. BadRequest if it could not have them."""
     parts = [part.encode() for part in (tenant, namespace, stream)]
+    if max(map(len, parts)) > 0xFFFF:
+        raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
     return b"".join(struct.pack(">H", len(part)) + part for part in parts)
 
 

@@ -73,7 +73,7 @@ class FelixSession(ConsumerRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_deadline", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_request", "_state", "_targets", "_tenant",
+        "_deadline", "_held", "_known", "_leaving", "_left", "_named", "_origin", "_peer", "_request", "_state", "_targets", "_tenant",
         "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ class FelixSession(ConsumerRequests):
         self._topic: Topic | None = None  # the last one published to
         self._tenant = ""  # of the last publish that was above its tenant's rate
         self._held = False
-        self._stopped = False
+        self.stopped = False
         self._made = 0  # bytes of answers from this read ...
         self._behind = 0  # ... and of all that wait behind others
         self._unpacked = 0
@@ -118,6 +118,7 @@ class FelixSession(ConsumerRequests):
         self._left: list[FelixItem] | None = None  # requests for a later turn; their bytes are consumed
         self.operation = ""
         self._request: Id = None  # of that request
+        self._named: tuple[tuple[str, str, str], bytes] | None = None  # of the last publish in JSON, and as `target`
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
         self.quick: Callable[[bytes, int], bytes] | None = (
             None  # for a read like the last one, which was nothing but gets
@@ -134,12 +135,8 @@ class FelixSession(ConsumerRequests):
     def holding(self) -> bool:
         return self._held or (self._behind >= frames.ANSWER_BYTES_MAX and self._replies.waiting > 0)
 
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
-
     def receive(self, view: memoryview, now: int) -> int:
-        self._stopped, self._made, self.quick = False, 0, None
+        self.stopped, self._made, self.quick = False, 0, None
         self._behind = self._behind if self._replies.waiting else 0
         position = self._first(view, now) if self._state is FRESH else 0
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
@@ -147,11 +144,10 @@ class FelixSession(ConsumerRequests):
         size = len(view)
         if self._left is not None:
             self._act_all(self._left, now)
-        while position < size and not (self._state is FRESH or self._stopped or self._held or self._going):
+        while position < size and not (self._state is FRESH or self.stopped or self._held or self._going):
             if self._scopes and not self._replies.waiting:
                 position = self._gets(view, position, now)
-                self._look_at_turn(position < size)
-                if self.stopped or position == size:
+                if position == size or self._turn_is_over():
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
@@ -164,9 +160,12 @@ class FelixSession(ConsumerRequests):
             if end == position:
                 break
             position = end
-            self._look_at_turn(position < size)
+            if position < size:
+                self._turn_is_over()
+        if not self._going:
+            return position
         self._close_if_done()
-        return size if self._going else position
+        return size
 
     @property
     def _going(self) -> bool:
@@ -182,7 +181,8 @@ class FelixSession(ConsumerRequests):
             return
         place = codec.wire_offset(token.partition, offset) if error is None else None
         self._replies.fill(token, self._published(token, error, place))
-        self._close_if_done()
+        if self._leaving is not None:
+            self._close_if_done()
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -366,15 +366,21 @@ class FelixSession(ConsumerRequests):
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
-    def _look_at_turn(self, more: bool) -> None:
-        self._stopped = self._stopped or (more and self._sink.turn_over())
+    def _turn_is_over(self) -> bool:
+        """Whether what is left of this read waits for a later one."""
+        self.stopped = self.stopped or self._sink.turn_over()
+        return self.stopped
 
     def _act_all(self, items: list[FelixItem], now: int) -> None:
+        self._left = None
+        if len(items) == 1:  # one request under way
+            self._act(items[0], now)
+            return
         self._left = act_on(items, self._act, now, self._sink.turn_over)
-        self._stopped = self._stopped or self._left is not None
+        self.stopped = self.stopped or self._left is not None
 
     def _act(self, item: FelixItem, now: int) -> None:
-        if self._going:
+        if self._leaving is not None or self.closing is not None:
             return
         self.operation = "binary batch"
         if item[0] == frames.BATCH_ITEM:
@@ -511,6 +517,11 @@ class FelixSession(ConsumerRequests):
             if answer is None:
                 topic.publish(batch, count, False, None, where)
                 self._unsaid = False
+            elif topic.in_memory and not topic.waiting:
+                # There is nothing to wait for: it is visible before this turn ends, and the answer leaves behind that.
+                where = topic.publish(batch, count, True, None, where)
+                ends = topic.partitions[where].end if self._dialect.ack_offsets else count
+                self._replies.put(self._published(answer, None, codec.wire_offset(where, ends - count)))
             else:
                 answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), where)
                 self._replies.add(answer)
@@ -608,8 +619,12 @@ class FelixSession(ConsumerRequests):
             if ask.request_id is None and not self._dialect.document:
                 raise BadRequest(errors.MISSING_ID if isinstance(ask, codec.Publish) else errors.MISSING_ID_BATCH)
             answer = _Publish(ask.request_id, False)
-        if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
-            raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
+        names, target = (ask.tenant_id, ask.namespace, ask.stream), b""
+        if self._named is not None and self._named[0] == names:  # most streams publish to one topic
+            target = self._named[1]
+        else:
+            target = codec.target(*names)
+            self._named = (names, target)
         key, keys = ask.key, None
         if key is not None:
             if len(key) > frames.KEY_BYTES_MAX:
@@ -623,7 +638,6 @@ class FelixSession(ConsumerRequests):
             records.check(own)
             headers = [own] * len(values)
         batch = kernel.build(values, keys, headers, origin=self._origin) if values else None
-        target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
         self._publish(target, batch, len(values), answer, ask.request_id, key)
 
     def _auth_again(self, _ask: codec.Auth, _now: int) -> None:

@@ -9,7 +9,7 @@ holds, in whole or in part, is answered from what is there.
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple, cast
 
@@ -18,16 +18,13 @@ from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
 from quintet.kernel.items import FlyGroup, FlyHeld
-from quintet.log.base import Appended
 from quintet.model.batch import RecordBatch, placed, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
-from quintet.protocols.base import Replies, SessionConnection, Slot
+from quintet.protocols.base import ALL, Holds, Replies, SessionConnection
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.records import Groups
 
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
-BOTH_WAYS: Final = 3  # of items.FlyHeld
-ALL: Final = -1  # in place of the number of a group: those that the kernel appended
 
 _U16: Final = struct.Struct("<H")
 _ONE_GROUP: Final = struct.Struct(">IiQIqI")  # 1, partition, offset, count, time, no order
@@ -44,10 +41,10 @@ class Group(NamedTuple):
     error: bytes
 
 
-class Run(Slot):
+class Run(Holds):
     """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way."""
 
-    __slots__ = ("groups", "missing", "order")
+    __slots__ = ("groups", "order")
 
     def __init__(self, groups: list[Group], order: bytes) -> None:
         self.data = None
@@ -59,31 +56,13 @@ class Run(Slot):
         return kernel.fly_produced(self.groups, self.order, frames.BINARY)
 
 
-class HeldRun(Run):
-    """A run of which the kernel appended groups to partitions in files: it is told once of all of them (log.base.Held)."""
-
-    __slots__ = ("_appended",)
-
-    def __init__(self, groups: list[Group], order: bytes, missing: int, appended: Callable[..., None]) -> None:
-        super().__init__(groups, order)
-        self.missing = missing
-        self._appended = appended
-
-    def done(self) -> None:
-        self._appended((self, ALL), 0, None)
-
-    def waiter(self, number: int) -> Appended:
-        self.missing += 1
-        return partial(self._appended, (self, number))
-
-
 class RecordsRun(Run):
     """The same of one PRODUCE_RECORDS, which is answered as a whole: with its first error, if there is one."""
 
     __slots__ = ()
 
     def answer(self, dialect: frames.Dialect) -> bytes:
-        errors_found = [group.error for group in self.groups if group.batch is None]
+        errors_found = [error for _, _, batch, error in self.groups if batch is None]
         if errors_found:
             return errors_found[0]
         if len(self.groups) == 1:  # by hand, as the row in the table says: most sets go to one partition
@@ -106,6 +85,12 @@ class RecordsRun(Run):
             order.byteswap()
         values = {"groups": rows, "order": order.tobytes()}
         return codec.encode_answer(frames.OPERATIONS[frames.PRODUCE_RECORDS], dialect, values, 0)
+
+
+RUNS: Final[dict[int, type[Run]]] = {
+    frames.PRODUCE: Run,
+    frames.PRODUCE_RECORDS: RecordsRun,
+}  # as the kernel splits them
 
 
 class Producing:
@@ -195,11 +180,12 @@ class Producing:
     def held(self, topic: Topic, held: FlyHeld) -> None:
         """The kernel has appended groups of a run to partitions in files, to this topic last; the others are published here."""
         self._last = topic
-        ticket, groups, order, rest, ways = held
-        missing = len(rest) + (2 if ways == BOTH_WAYS else 1)
-        run = HeldRun(cast(list[Group], groups), order, missing, self._sink.appended)
+        ticket, groups, order, rest, ways, op = held
+        run = RUNS[op](cast(list[Group], groups), order)
+        run.hold(ways, len(rest), self._sink.appended)
         self._replies.add(run)
-        self._broker.tails_held(ticket, ways, run)
+        if self._broker.tails_held(ticket, ways, run):
+            self.produced(run, ALL, None)
         if rest:
             numbers = [number for number, _ in rest]
             left = [(*groups[number][:3], count) for number, count in rest]

@@ -9,13 +9,15 @@
 
 A transaction is begun in every cell and has the ids of all, joined. The first topic that it writes to, on whatever connection, decides
 which cell it is of (`Pins`); another cell's topic is refused. To commit it is to commit it there and to roll it back elsewhere, where it
-is empty.
+is empty. Pins are gone when a node is, and another node has none of them, but what was committed is in its cell's log: if the end of a
+transaction is asked for that has no pin here, every cell is asked, and one in which it is empty does not count.
 """
 
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from quintet import kernel
+from quintet.broker.atomic.transactions import NOT_EMPTY
 from quintet.model.cells import HOME, CellMap
 from quintet.model.errors import OtherCell, QuintetError, TransactionNotFound
 from quintet.protocols.flymq import codec, errors, frames
@@ -290,10 +292,13 @@ class FlyRouter:
             return Run(EVERY, end, each=each, merge=partial(self._begun, operation))
         id = ask["txn_id"]
         ids, pins = id.split(SEPARATOR), self._pins
-        if len(ids) != self._cells.count or not pins.knows(ids[0]):
+        ends, known = operation.code in (frames.TXN_COMMIT, frames.TXN_ROLLBACK), pins.knows(ids[0])
+        if len(ids) != self._cells.count or not (ends or known):
             raise TransactionNotFound(f"transaction not found: {id}", hint="it is none of this broker, or long over")
-        if operation.code in (frames.TXN_COMMIT, frames.TXN_ROLLBACK):
-            return self._end(operation, ids, pins.cell(ids[0]) or 0, end)
+        if ends:
+            return (
+                self._end(operation, ids, pins.cell(ids[0]) or 0, end) if known else self._ask_all(operation, ids, end)
+            )
         cell = self._cells.cell_of(ask["topic"].encode())
         pinned = pins.pin(ids[0], cell)
         if pinned != cell:
@@ -321,6 +326,24 @@ class FlyRouter:
             number: _request(operation if number == cell else undo, {"txn_id": id}) for number, id in enumerate(ids)
         }
         return Run(EVERY, end, each=each, merge=partial(self._told_end, operation, SEPARATOR.join(ids), cell))
+
+    def _ask_all(self, operation: frames.Operation, ids: list[str], end: int) -> Run:
+        """It was begun at another node, or before this one was started again."""
+        mark = NOT_EMPTY if operation.code == frames.TXN_COMMIT else ""
+        each = {number: _request(operation, {"txn_id": mark + id}) for number, id in enumerate(ids)}
+        return Run(EVERY, end, each=each, merge=partial(self._told_by_any, operation, SEPARATOR.join(ids)))
+
+    def _told_by_any(self, operation: frames.Operation, id: str, parts: Parts) -> bytes:
+        """The cell that has it, if there is one. If one of those that do not say so could not look, that is the answer: it may have it."""
+        refused = [part for part in parts.values() if part[2] == frames.ERROR]
+        if len(refused) == len(parts):
+            return next((part for part in refused if not self._is_not_found(part)), refused[0])
+        return codec.encode_answer(operation, self._dialect, {"txn_id": id, "success": True}, 0)
+
+    def _is_not_found(self, refused: bytes) -> bool:
+        layout, code = codec.layout(frames.ERROR_LAYOUT[self._dialect]), TransactionNotFound.code
+        said = layout.decode(memoryview(refused)[frames.HEADER_BYTES :])
+        return bool(said["code"] == int(code[1:]) if "code" in said else said["message"].endswith(f"[{code}]"))
 
     def _told_end(self, operation: frames.Operation, id: str, cell: int, parts: Parts) -> bytes:
         answer = parts[cell]

@@ -41,7 +41,7 @@ from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, Sess
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
 from quintet.protocols.flymq.mapping import HANDLERS
-from quintet.protocols.flymq.producing import Producing, RecordsRun, Run
+from quintet.protocols.flymq.producing import RUNS, Producing
 from quintet.protocols.flymq.record_requests import is_plain
 from quintet.protocols.flymq.section import FlymqListener
 
@@ -52,10 +52,6 @@ CHECKING: Final = "checking"
 READY: Final = "ready"
 
 PRODUCES: Final = (frames.PRODUCE, frames.PRODUCE_RECORDS)
-RUNS: Final[dict[int, type[Run]]] = {
-    frames.PRODUCE: Run,
-    frames.PRODUCE_RECORDS: RecordsRun,
-}  # as the kernel splits them
 RUN_ON: Final = frozenset({*PRODUCES, frames.CREATE_TOPIC})  # do not wait for the answers before: many share one sync
 NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
@@ -173,7 +169,13 @@ class FlySession:
         if self._producing.unfinished and self.closing is None:
             self._producing.go_on()
             self._advance()
-        while self.closing is None and not self.holding and not self.stopped:
+        producing = self._producing
+        while self.closing is None:
+            # `holding` or `stopped`, written out: it is asked twice a read, and a property is a function.
+            if self._acting or self._next is not None or self._turn_over or producing.unfinished:
+                break
+            if self._made > OUTPUT_BYTES_MAX:
+                break
             if self._state is not READY:
                 before = position
                 position = self._handshake(view, position)
@@ -183,7 +185,6 @@ class FlySession:
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break  # the request before changed it
-            producing = self._producing
             split = kernel.fly_append(
                 producing.tails, producing.routes, view, position, self._options.frame_bytes_max, producing.counts, self._origin,
                 now, frames.BINARY, producing.append_sets,
@@ -194,7 +195,7 @@ class FlySession:
                     self.operation = frames.OPERATIONS[answers[frames.CODE_AT]].name
                     producing.appended(appended_to, answers)
                 else:
-                    self.operation = "PRODUCE"
+                    self.operation = frames.OPERATIONS[answers[-1]].name
                     producing.held(appended_to, answers)
             for code, what, rest in items:
                 if isinstance(what, list):
@@ -234,7 +235,7 @@ class FlySession:
         return self._replies.waiting
 
     def congestion(self) -> int:
-        if self._replies.waiting > REPLIES_WAITING_MAX:
+        if len(self._replies.slots) > REPLIES_WAITING_MAX:
             return WAIT
         return WAIT if self._producing.behind() else FLOWING
 

@@ -6,6 +6,7 @@ or text that is not UTF-8 is refused. What is written the plain way is recognise
 than looking; everything else is read once more, slowly (model/envelope.py).
 """
 
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -39,7 +40,7 @@ class Frame(msgspec.Struct, rename={"sender": "from"}, gc=False):
 _decode: Final = json.Decoder(Frame).decode
 _encode: Final = json.Encoder().encode
 _NAMES: Final = json.Decoder(dict[str, msgspec.Raw])
-_REQUIRED: Final = tuple(("sender" if name == "from" else name, name) for name in envelope.MEMBERS)
+_required: Final = attrgetter(*("sender" if name == "from" else name for name in envelope.MEMBERS))
 
 
 def decode(data: bytes) -> Frame:
@@ -54,8 +55,8 @@ def decode(data: bytes) -> Frame:
 
 def check_envelope(frame: Frame, data: bytes) -> None:
     """ProtocolError if other readers could see another envelope in these bytes than this one, or fail to read it."""
-    missing = [name for field, name in _REQUIRED if getattr(frame, field) is UNSET]
-    if missing:  # document, 3: no member is omitted, absent values are explicit
+    if UNSET in _required(frame):  # document, 3: no member is omitted, absent values are explicit
+        missing = [name for name, value in zip(envelope.MEMBERS, _required(frame), strict=True) if value is UNSET]
         raise ProtocolError(
             f"an envelope has the members {', '.join(envelope.MEMBERS)}; this one lacks {', '.join(missing)}"
         )

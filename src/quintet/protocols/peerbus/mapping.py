@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Container
 from typing import Final
 
-from msgspec import UNSET, json
+from msgspec import json
 
 from quintet.broker.doors.mailbox import ORIGIN_PREFIX, TOPIC_PREFIX
 from quintet.broker.topics.catalog import IDENTITY_BYTES
@@ -65,15 +65,23 @@ def is_everyone(to: str, data: bytes) -> bool:
     return to == envelope.EVERYONE and _EVERYONE in data
 
 
-def delivery(row: Row, identity: str, partition: int, name: str, secret: bytes, bytes_max: int) -> tuple[str, bytes]:
-    """(delivery key, envelope) of a record in the mailbox of `name`, a topic of this identity. What is made here has at most `bytes_max` bytes: what a
-    peer cannot read would be the end of its every connection."""
-    offset, timestamp, key, value, headers, _, origin = row
-    if origin.startswith(ORIGIN_PREFIX) and key is not None and value is not None:
-        id = key.decode()
-        if _EVERYONE in value and codec.decode(value).to == envelope.EVERYONE:
-            return f"{id}|{name}", value
-        return id, value
+def own_delivery(row: Row, name: str) -> tuple[str, bytes] | None:
+    """(delivery key, envelope) of a record that a peer put into the mailbox of `name`; None: another door did."""
+    _, _, key, value, _, _, origin = row
+    if key is None or value is None or not origin.startswith(ORIGIN_PREFIX):
+        return None
+    id = key.decode()
+    if _EVERYONE in value and codec.decode(value).to == envelope.EVERYONE:
+        return f"{id}|{name}", value
+    return id, value
+
+
+def made_delivery(
+    row: Row, identity: str, partition: int, name: str, secret: bytes, bytes_max: int
+) -> tuple[str, bytes]:
+    """(delivery key, envelope) of any other record there; the topic has this identity. The envelope has at most `bytes_max`
+    bytes: what a peer cannot read would be the end of its every connection."""
+    offset, timestamp, _, value, headers, _, origin = row
     id = f"{ID_PREFIX}{identity}:{partition}:{offset}"
     sender = origin.decode(errors="replace") or SOURCE
     ts = envelope.rfc3339(min(max(timestamp, 0), _LAST_US))
@@ -89,11 +97,10 @@ def delivery(row: Row, identity: str, partition: int, name: str, secret: bytes, 
     return id, envelope.sign(secret, id=id, sender=sender, to=name, ts=ts, body=body, source=SOURCE)
 
 
-def headers_of(frame: codec.Frame) -> tuple[Header, ...]:
-    """The headers of an envelope. ProtocolError, or what records.check raises, if no record may have them."""
-    if frame.headers is UNSET:
-        return ()
-    found = envelope.headers_of(bytes(frame.headers))
+def headers_of(text: bytes) -> tuple[Header, ...]:
+    """The headers of an envelope, of the text of that member. ProtocolError, or what records.check raises, if no record may
+    have them."""
+    found = envelope.headers_of(text)
     records.check(found)
     return found
 

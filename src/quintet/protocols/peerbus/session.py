@@ -24,7 +24,7 @@ from quintet.broker.doors.mailbox import TOPIC_PREFIX, Mailbox
 from quintet.broker.identity.access import Principal
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
-from quintet.model.batch import RecordBatch
+from quintet.model.batch import RecordBatch, Row
 from quintet.model.client_address import REQUEST_CHARS_MAX, request_text
 from quintet.model.errors import (
     AuthError,
@@ -38,7 +38,14 @@ from quintet.model.errors import (
 )
 from quintet.protocols.base import FLOWING, WAIT, SessionConnection
 from quintet.protocols.peerbus import codec, errors, frames
-from quintet.protocols.peerbus.mapping import check_peer_name, delivery, headers_of, is_everyone, is_reserved
+from quintet.protocols.peerbus.mapping import (
+    check_peer_name,
+    headers_of,
+    is_everyone,
+    is_reserved,
+    made_delivery,
+    own_delivery,
+)
 
 FRESH: Final = "fresh"
 BINDING: Final = "binding"
@@ -117,7 +124,9 @@ class PeerSession:
     def enough(self) -> bool:
         """No further object in this read: the turn is over, or the answers are large (a question is small and its answer
         is as large as the names of all peers)."""
-        return self._said > REPLIES_BYTES_MAX or self.holding or self._sink.turn_over()
+        if self._said > REPLIES_BYTES_MAX or self._state is BINDING or (self._asked and self.holding):
+            return True
+        return self._sink.turn_over()
 
     @property
     def message_bytes_max(self) -> int:
@@ -164,7 +173,7 @@ class PeerSession:
 
     def receive_message(self, data: bytes, now: int) -> None:
         """One whole object. The connection calls `end_read` when it has handed over all of a read."""
-        if self.closing is None and self._still_welcome():
+        if self.closing is None and (self._epoch == self._broker.access.epoch or self._still_welcome()):
             self._object(data, now)
 
     def receive_binary(self) -> None:
@@ -186,12 +195,9 @@ class PeerSession:
             return
         if self._pending is None:
             self._pending = {}
-        pending, out, name = self._pending, self._out, self._mailbox.name
-        secret, above = self._broker.peers.options.secret, partition << PARTITION_SHIFT
-        identity = self._mailbox.identity
-        bytes_max = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
+        pending, out, above = self._pending, self._out, partition << PARTITION_SHIFT
         for row in batch.rows(first, last):
-            key, value = delivery(row, identity, partition, name, secret, bytes_max)
+            key, value = own_delivery(row, self._mailbox.name) or self._made(row, partition)
             offset, _, _, _, _, _, _ = row
             place = above | offset
             if key not in pending:
@@ -203,6 +209,13 @@ class PeerSession:
                 out.append(codec.deliver(key, value.translate(_BLANKS) if b"\n" in value else value) + b"\n")
             else:
                 out.append(codec.deliver(key, value))
+
+    def _made(self, row: Row, partition: int) -> tuple[str, bytes]:
+        """Of a record that another door put into the mailbox."""
+        assert self._mailbox is not None
+        bytes_max = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
+        secret = self._broker.peers.secret
+        return made_delivery(row, self._mailbox.identity, partition, self._mailbox.name, secret, bytes_max)
 
     @property
     def unanswered(self) -> int:
@@ -353,7 +366,7 @@ class PeerSession:
         everyone = is_everyone(to, data)
         try:
             codec.check_envelope(frame, data)
-            headers = headers_of(frame)
+            headers = () if frame.headers is UNSET else headers_of(bytes(frame.headers))
         except QuintetError as error:
             peers.drop("bad_envelope", sender, message_of(error), self._peer, self.request)
             return

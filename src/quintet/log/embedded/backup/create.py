@@ -25,7 +25,7 @@ SNAPSHOTS_MAX: Final = 5  # tried, where files are replaced faster than they are
 # Kept whole, as they are at the end: what the broker found damaged is known to it after a restore, too.
 SMALL: Final = (
     "quarantine.jsonl",
-    *(name + end for name in journal.NAMES for end in (journal.DAMAGED, journal.ACCEPTED)),
+    *(name + end for name in journal.SYNCED for end in (journal.DAMAGED, journal.ACCEPTED)),
 )
 
 Progress = Callable[[int], None]

@@ -7,8 +7,9 @@ Works on views: what the loop thread knew about the segments when the read was a
 meanwhile has another seed in its header, and is then read from its start; one that retention took is skipped.
 """
 
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from quintet import kernel
 from quintet.log.embedded.files.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
@@ -51,13 +52,12 @@ class View:
         self.index = segment.index
 
 
-@dataclass(slots=True)
-class Found:
+class Found(msgspec.Struct):
     """Batches, what was damaged on the way, and indexes worth keeping: (segment, index, covers below)."""
 
-    batches: list[RecordBatch] = field(default_factory=list)
-    damages: list[Damage] = field(default_factory=list)
-    indexes: list[tuple[Segment, Index, int]] = field(default_factory=list)
+    batches: list[RecordBatch] = msgspec.field(default_factory=list)
+    damages: list[Damage] = msgspec.field(default_factory=list)
+    indexes: list[tuple[Segment, Index, int]] = msgspec.field(default_factory=list)
 
 
 def read(disk: Disk, buffers: ReadBuffers, views: list[View], offset: int, max_bytes: int) -> Found:
@@ -192,8 +192,7 @@ def _read_segment(
     return max_bytes
 
 
-@dataclass(slots=True)
-class _Span:
+class _Span(msgspec.Struct):
     """What is left of a segment: from `start`, where the batch with base `expected` must be."""
 
     start: int

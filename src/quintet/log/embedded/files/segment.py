@@ -12,7 +12,6 @@ about what is sound. Nothing here writes batches (partition.py does) or decides 
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -80,6 +79,7 @@ class ChainStart(NamedTuple):
 
 
 UNCHAINED: Final = ChainStart()
+BY_COMPACTION: Final = 0  # `created` of a file that compaction made: its records are of many times
 
 
 class Owner(NamedTuple):
@@ -101,7 +101,7 @@ class Header(NamedTuple):
     topic_id: int
     partition: int
     base: int
-    created: int
+    created: int  # or BY_COMPACTION
     name: str
     chain: ChainStart = UNCHAINED
 
@@ -296,7 +296,7 @@ class Segment(msgspec.Struct, eq=False, gc=False):
     created: bool = False  # the file is there
     named: bool = False  # and a power cut does not take its name: DirectorySync.sync was called
     max_timestamp: int = -1  # unknown
-    compacted: bool = False
+    compacted: bool = False  # made by compaction, or left alone by it for its damage
     packed: bool = False  # in a pack, with others: it does not grow beyond its room (packs.py)
     journaled: bool = False  # the journal has its beginning: a replay makes it anew
 
@@ -309,8 +309,7 @@ class Segment(msgspec.Struct, eq=False, gc=False):
         return f"{self.directory}/{segment_name(self.base)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """A range of a segment that does not check out, and the offsets it takes with it (first_lost..next_sound-1)."""
 
     path: str

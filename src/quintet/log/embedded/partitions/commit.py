@@ -25,7 +25,8 @@ from typing import Final, Literal
 from quintet.log.embedded.files.disk import Disk, DurableWrite, Place, PlaceFailed
 from quintet.log.embedded.files.packs import place_of
 from quintet.log.embedded.files.segment import Segment
-from quintet.log.embedded.partitions.lending import JOURNAL, Lending, Sealed
+from quintet.log.embedded.partitions.lending import JOURNAL, Sealed
+from quintet.log.embedded.partitions.lone import LoneLending
 from quintet.log.embedded.partitions.roles import Chunk, Committable, SegmentSync
 from quintet.log.embedded.recovery import journal
 from quintet.log.embedded.recovery.directories import Mark
@@ -33,6 +34,7 @@ from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError
 from quintet.model.scheduler import Scheduler, call_each
 
+LONE_TURNS_MIN: Final = 16  # with one partition each: then lending costs less than it saves
 THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
 CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does
 LENT_BYTES_MAX: Final = journal.RECORD_BYTES_MAX // 2  # of what the kernel appended, in one record
@@ -46,21 +48,17 @@ SHRINK_US: Final = 10_000_000  # after which a journal without a record is as sm
 State = Literal["absent", "making", "fresh", "active", "retired", "renewing", "broken"]
 
 
-class _File:
+class _File(journal.JournalFile):
     """One of the two journal files. `needed`: up to which offset a partition must be synced before it is used again.
     `allocated`: it is filled with zeros or records up to here; `growing`: more is being filled."""
 
-    __slots__ = ("allocated", "growing", "handle", "life", "name", "needed", "number", "position", "state")
+    __slots__ = ("allocated", "growing", "needed", "state")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__(name)
         self.state: State = "absent"
-        self.handle = -1
-        self.life = journal.Life(0, 0)
-        self.position = journal.FIRST_RECORD
         self.allocated = 0
         self.growing = False
-        self.number = 0
         self.needed: dict[Committable, int] = {}
 
 
@@ -68,7 +66,7 @@ class Committer:
     """One per engine. `arm` what is to be staged at the end of the turn; a partition `offer`s itself when it is staged."""
 
     __slots__ = (
-        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_ready", "_report", "_scheduled",
+        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_lone", "_ready", "_report", "_scheduled",
         "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "lending", "observe", "records",
         "threshold",
     )  # fmt: skip
@@ -83,16 +81,17 @@ class Committer:
         self.first_bytes = journal.FIRST_BYTES
         self.flights = 0  # partitions on the direct way
         self.records = 0
-        self.lending: Lending | None = None  # what the kernel appended: the engine sets it
+        self.lending: LoneLending | None = None  # what the kernel appended: the engine sets it
         self.observe: Callable[[float, int], None] = lambda seconds, appends: None  # how long they took
         self._armed: list[Callable[[], None]] = []
         self._ready: list[Committable] = []
-        self._files = [_File(name) for name in journal.NAMES]
+        self._files = [_File(name) for name in journal.SYNCED]
         self._generation = 0
         self._asked = -RETRY_US
         self._used = 0  # when the last record was written
         self._scheduled = self._writing = self._cleaning = self._stopped = False
         self._held = False  # a record waits until its file has grown
+        self._lone = 0  # how many turns in a row had one partition that wants a sync
         self._closed: Callable[[], None] | None = None
 
     # -- the end of a turn ---------------------------------------------------------------------------------------------
@@ -124,6 +123,24 @@ class Committer:
             self._scheduled = True
             self._scheduler.soon(self._turn)
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being written with a sync, and nothing waits for it."""
+        return not (self._writing or self._held or self._ready or self.flights)
+
+    @property
+    def is_lone(self) -> bool:
+        """Did one partition at a time want a sync of late? Then it lends itself also if it was written without the journal."""
+        return self._lone >= LONE_TURNS_MIN
+
+    def begin_lone(self) -> None:
+        """One partition that is lent is written and synced (lone.py): what is staged meanwhile waits for its end."""
+        self._writing = True
+
+    def end_lone(self) -> None:
+        self._writing = False
+        self.pump()
+
     def pump(self) -> None:
         """Start what can be started now."""
         if self._writing or self._held:
@@ -132,9 +149,11 @@ class Committer:
         if not self._ready and not lent:
             return
         ready, self._ready = self._ready, []
-        if len(ready) + lent + self.flights >= self.threshold:
+        wanted = len(ready) + lent + self.flights
+        self._lone = self._lone + 1 if wanted == 1 else 0
+        if wanted >= self.threshold:
             ready = self._journal(ready)
-        elif lent and self.lending is not None:
+        elif lent and self.lending is not None and not (wanted == 1 and self.lending.write_direct()):
             self.lending.recall_waiting()
         for partition in ready:
             partition.write_direct()
@@ -248,22 +267,21 @@ class Committer:
     ) -> None:
         places, buffers, before = what
         between = len(before)  # those that the kernel sealed come behind the other places
-        table, entries = b"", 0
+        table, body, entries = b"", b"", 0
         if sealed is not None:
             sealed.began = self._scheduler.monotonic()
             before += sealed.places
-            buffers.append(sealed.body)
-            table, entries = sealed.table, len(sealed.rows)
+            table, body, entries = sealed.table, sealed.body, len(sealed.rows)
             size += sum([len(buffer) for _, placed, _ in sealed.places for buffer in placed])
             waiters += sealed.appends
         self._writing = True
-        position, number = file.position, file.number
-        record = journal.pack_record(file.life, number, places, buffers, table, entries)
-        file.position += journal.aligned(len(record))
+        position = file.position
+        record = journal.pack_record(file.life, file.number, places, buffers, table, entries, body)
+        length = sum(map(len, record))
+        file.moved(length)
         file.allocated = max(file.allocated, file.position)
-        file.number += 1
         self._scheduler.write(
-            DurableWrite(self._disk, file.handle, [record], position, size + len(record), waiters, before),
+            DurableWrite(self._disk, file.handle, record, position, size + length, waiters, before),
             partial(self._recorded, file, position, taken, sealed, between),
         )
         self._look_ahead(file)
@@ -291,8 +309,8 @@ class Committer:
         )
         self.pump()
 
-    def _one_refused(self, partition: Committable, chunk: Chunk, error: OSError) -> None:
-        """A segment did not take its chunk: its partition alone is concerned."""
+    def refuse_one(self, partition: Committable, chunk: Chunk, error: BaseException) -> None:
+        """A segment did not take its chunk, or did not sync it: its partition alone is concerned."""
 
         def taken_back(result: StorageError | BaseException) -> None:
             failure = result if isinstance(result, StorageError) else PartitionFailed(f"cannot be undone: {result!r}")
@@ -317,7 +335,7 @@ class Committer:
             file.position = position
             number = error.number - between  # of the kernel's places, if it is not negative
             refused = taken.pop(error.number) if number < 0 or sealed is None else lent.pop(sealed.placed[number])
-            self._one_refused(*refused, error)
+            self.refuse_one(*refused, error)
             self._write(file, [*taken, *lent], here=True)
             return
         if error is not None:
@@ -403,8 +421,7 @@ class Committer:
             else:
                 self._report("journal_not_made", {"file": file.name, "error": str(result)})
         else:
-            file.handle, file.life = result
-            file.position, file.number = journal.FIRST_RECORD, 0
+            file.begin(*result)
             file.allocated = size
             file.state = "fresh"
         if self._closed is not None and not self._busy():
@@ -422,6 +439,8 @@ class Committer:
         """About every 100 ms."""
         if self.lending is not None:
             self.lending.write_late(self._scheduler.monotonic())
+            if self.lending.unsynced is not None:
+                self.lending.unsynced.maintain(self._scheduler.monotonic())
         self._clean()
         self._shrink()
 
@@ -480,6 +499,8 @@ class Committer:
     def forget(self, partitions: Iterable[object]) -> None:
         """Their topic is deleted: nobody needs them any more."""
         gone = set(partitions)
+        if self.lending is not None:
+            self.lending.forget(gone)
         for file in self._files:
             file.needed = {partition: offset for partition, offset in file.needed.items() if partition not in gone}
 
@@ -527,10 +548,16 @@ class Committer:
                 self._disk.close(file.handle)
                 file.handle = -1
         synced = all(partition.is_synced(offset) for file in self._files for partition, offset in file.needed.items())
-        if not synced or all(file.state == "absent" for file in self._files):
+        of = list(journal.SYNCED) if synced and any(file.state != "absent" for file in self._files) else []
+        if self.lending is not None and self.lending.unsynced is not None:
+            self.lending.unsynced.stop()
+            if not self.lending.owing and self.lending.unsynced.records:
+                of += journal.UNSYNCED
+        if not of:
             done()
             return
-        self._scheduler.offload(partial(journal.remove, self._disk, self.directory), partial(self._removed, done))
+        work = partial(journal.remove, self._disk, self.directory, of=of)
+        self._scheduler.offload(work, partial(self._removed, done))
 
     def _removed(self, done: Callable[[], None], result: BaseException | None) -> None:
         if result is not None:  # harmless: the next start finds everything in its place and removes it

@@ -62,7 +62,7 @@ class LendablePartition(SyncedPartition):
 
     __slots__ = (
         "_chunks", "_end", "_failure", "_first", "_inline", "_last", "_last_time", "_late", "_lent", "_low_at", "_newest", "_on_idle",
-        "_pending", "_plan", "_plan_end", "_slot", "_strict", "_used", "spec",
+        "_pending", "_plan", "_plan_end", "_slot", "_strict", "_synced", "_used", "spec",
     )  # fmt: skip
     _chunks: list[Chunk]
     _end: int
@@ -81,6 +81,7 @@ class LendablePartition(SyncedPartition):
     _plan_end: int
     _slot: int
     _strict: bool
+    _synced: Row | None  # the last one that was synced in the segment, with all before it
     _used: int
     spec: TopicSpec
 
@@ -134,6 +135,8 @@ class LendablePartition(SyncedPartition):
         lending.tails.lend(slot, self._inline, terms, *self.links.lent)
         self._lent = True
         self._set_low(segment, self._plan_end)
+        if self.spec.durability == "interval":
+            self._low_at = -1  # the first record says that a sync is wanted
         self._shared.unsynced -= self._pending_bytes
         self._pending_bytes, self._pending = 0, NO_PENDING
         self._state = State.IDLE  # if it was armed: the end of the turn finds nothing here
@@ -146,6 +149,7 @@ class LendablePartition(SyncedPartition):
                 self._pending_bytes += more
                 self._shared.unsynced += more
                 self._end = end
+                self._on(_PENDING_WAITS)
                 return False
             assert given == base, "it gets the offset that it has"
         return True
@@ -156,13 +160,10 @@ class LendablePartition(SyncedPartition):
         return most if self._inline else min(segment.allocated, most)
 
     def _set_low(self, segment: Segment, end: int) -> None:
-        """From where on it catches up at once: the index gets an entry, zeros are written ahead, or what promises a sync within a moment
-        says so."""
+        """From where on it catches up at once: the index gets an entry, or zeros are written ahead."""
         self._low_at = end + limits.INDEX_EVERY_BYTES
         if not self._inline:
             self._low_at = min(segment.allocated - EXTEND_BELOW_BYTES, self._low_at)
-        elif self.spec.durability == "interval":
-            self._low_at = -1
 
     def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
         """Append by way of the kernel; None if that does not take it: then it is recalled."""
@@ -197,9 +198,12 @@ class LendablePartition(SyncedPartition):
         if self._late is not None:
             position, buffers = self._late
             error = self.write_now(self.segments[-1].handle, buffers, position)
+            owing = self._shared.lending.owing if self._shared.lending is not None else set[object]()
             if error is not None:
+                owing.add(self)
                 return error
             self._late = None
+            owing.discard(self)
         return None
 
     def recall(self) -> None:
@@ -260,6 +264,33 @@ class LendablePartition(SyncedPartition):
             self.catch_up()
         return bool(self._watchers)
 
+    @property
+    def syncs_itself(self) -> bool:
+        """May the kernel's batches be made durable by a sync of the segment alone? Its name must be durable, and no sync under way."""
+        return self._sync_state < _SYNCING and self.segments[-1].named
+
+    def lent_synced(self, row: Row) -> bool:
+        """What was sealed for this partition is in its segment, and that is synced. Does somebody watch it?"""
+        if self._sync_state >= _SYNCING:  # one that began meanwhile: it ends before the mark moves
+            return self.lent_written(row)
+        self._shared.stats["fsyncs"] += 1
+        if self._last is None and self._shared.lending is not None:
+            self._shared.lending.marked.add(cast(Lendable, self))
+        watched = self.lent_written(row)
+        if self._last is row:
+            self._synced = row
+        elif self._sync_state is _DIRTY:  # it caught up already
+            self._sync_state = _CLEAN
+            self._move_mark()
+        return watched
+
+    def sync_if_due(self, monotonic: int) -> bool:
+        """It catches up while it is asked; the first record after that does so at once."""
+        more = super().sync_if_due(monotonic)
+        if not more:
+            self._low_at = -1
+        return more
+
     def catch_up(self) -> None:
         """Move the segment, its index, the links and the sync state to where `visible` is."""
         first, last = self._first, self._last
@@ -276,8 +307,12 @@ class LendablePartition(SyncedPartition):
             self.links.commit_link(link, visible, not self._inline)
         self._used = self._shared.upkeep.monotonic
         state = self._sync_state
-        if state is _CLEAN or state is _SYNCING:
+        if last is self._synced and state < _SYNCING:
+            self._sync_state = _CLEAN
+            self._move_mark()
+        elif state is _CLEAN or state is _SYNCING:
             self._sync_state = _DIRTY if state is _CLEAN else _SYNCING_DIRTY
+        self._synced = None
         if self._inline:
             segment.allocated = max(segment.allocated, end)
             if self.spec.durability == "interval":

@@ -2,7 +2,8 @@
 
 A partition lends itself (lendable.py) while nothing about it needs a decision. Then doors append to it inside the call that splits
 a read, over any number of partitions; at the end of the turn one call seals them, and what it gives is written on one of two
-ways: by the committer, in a record of the journal with everybody else's, or inline, where no sync is promised. A partition that is
+ways: by the committer, in a record of the journal with everybody else's, or inline, where no sync is promised: few partitions to
+their segments, many as one record of a journal that is not synced (unsynced.py). A partition that is
 recalled gets back what is not yet durable as if it had staged it itself, so everything that can go wrong is handled as it always was.
 
 What is in the journal need not be in its segment yet: it is *late*, and written there in larger pieces: with a record, when it is
@@ -12,6 +13,8 @@ Who appended a run of groups in one read waits for all of them once (`Held.done`
 Python have a waiter of their own.
 """
 
+import errno
+import os
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -21,6 +24,7 @@ from quintet import kernel
 from quintet.log.base import Appended, Held
 from quintet.log.embedded.partitions.merging import Pending
 from quintet.log.embedded.partitions.roles import Chunk, Committable
+from quintet.log.embedded.partitions.unsynced import UnsyncedJournal
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.scheduler import Scheduler, call_each
@@ -55,6 +59,11 @@ class Lendable(Committable, Protocol):
     def catch_up(self) -> None: ...
 
     def lent_written(self, row: Row) -> bool: ...
+
+    @property
+    def syncs_itself(self) -> bool: ...
+
+    def lent_synced(self, row: Row) -> bool: ...
 
     def write_now(self, handle: int, buffers: list[bytearray], position: int) -> OSError | None: ...
 
@@ -96,12 +105,15 @@ class Lending:
     """One per engine."""
 
     __slots__ = (
-        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "late_bytes_max", "moved", "tails",
+        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "late_bytes_max", "moved", "owing",
+        "tails", "unsynced",
     )  # fmt: skip
 
     def __init__(self, tails: kernel.Tails[RecordBatch], scheduler: Scheduler, turn_soon: Callable[[], None]) -> None:
         self.tails = tails
         self.late_bytes_max = LATE_BYTES_MAX
+        self.unsynced: UnsyncedJournal | None = None  # the engine sets it
+        self.owing: set[object] = set()  # partitions whose files refused what a journal has, which stays until then
         self.moved: set[Lendable] = set()  # whose links may have something to catch up with
         self._scheduler = scheduler
         self._turn_soon = turn_soon
@@ -184,6 +196,8 @@ class Lending:
         if not self._holding[way]:
             return None
         later = self.late_bytes_max if self.tails.late_bytes <= LATE_TOTAL_BYTES_MAX else 0
+        if way is INLINE and later and (self.unsynced is None or not self.unsynced.is_ready()):
+            later = 0
         found = self.tails.seal_lent(way, bytes_max, later)
         sealed, unfit = Sealed(found), found[5]
         sealed.tickets, self._holding[way][:] = self._holding[way][:], []
@@ -243,8 +257,18 @@ class Lending:
         """Write to their segments what has been in the journal only for a while. About every 100 ms."""
         before = monotonic - LATE_US_MAX
         if before >= 0:
-            for slot in self.tails.tardy_lent(before, LATE_AT_ONCE_MAX):
+            self.flush_since(before, LATE_AT_ONCE_MAX)
+
+    def flush_since(self, before: int, most: int) -> bool:
+        """Write what is late since then or longer. False: a segment refused, now or before."""
+        if before >= 0:
+            for slot in self.tails.tardy_lent(before, most):
                 self._partitions[slot].flush_late()
+        return not self.owing
+
+    def forget(self, partitions: set[object]) -> None:
+        """Their topic is deleted: nothing is owed to them."""
+        self.owing -= partitions
 
     def catch_up(self) -> None:
         """Who asks wants the links of all."""
@@ -259,18 +283,43 @@ class Lending:
         sealed = self.seal(INLINE, INLINE_BYTES_MAX)
         if sealed is None:
             return
-        refused: list[Callable[[], None]] = []
-        for row, (handle, buffers, position) in zip(tuple(sealed.rows), sealed.places, strict=True):
-            partition = self._partitions[row[0]]
-            error = partition.write_now(handle, buffers, position)
+        refused: list[tuple[int, OSError]] = []  # slots
+        for number, (handle, buffers, position) in zip(sealed.placed, sealed.places, strict=True):
+            slot = sealed.rows[number][0]
+            error = self._partitions[slot].write_now(handle, buffers, position)
             if error is not None:
+                refused.append((slot, error))
+        if sealed.table and (self.unsynced is None or not self.unsynced.put(sealed.table, sealed.body)):
+            refused += self._write_placeless(sealed)
+        calls: list[Callable[[], None]] = []
+        for slot, error in refused:
+            partition = self._partitions[slot]
+            if slot not in sealed.chunks:
                 partition.recall()
-                chunk = sealed.chunks.pop(row[0])
-                sealed.rows.remove(row)
-                refused.append(partial(_refuse, partition, chunk, error))
+            calls.append(partial(_refuse, partition, sealed.chunks.pop(slot), error))
+        gone = {slot for slot, _ in refused}
+        sealed.rows = [row for row in sealed.rows if row[0] not in gone] if gone else sealed.rows
         self.written(sealed, INLINE, None)
-        call_each(self._scheduler, refused)
+        call_each(self._scheduler, calls)
         self.tell(sealed)
+
+    def _write_placeless(self, sealed: Sealed) -> list[tuple[int, OSError]]:
+        """The journal did not take its record: each segment gets its own, behind what is late of it. Those that refuse."""
+        refused: list[tuple[int, OSError]] = []
+        with_place = set(sealed.placed)
+        for number, (slot, *_) in enumerate(sealed.rows):
+            if number not in with_place:
+                partition = self._partitions[slot]
+                partition.recall()
+                chunk = sealed.chunks[slot]
+                chunk.late = False
+                if partition in self.owing:  # what comes before it was refused just now
+                    refused.append((slot, OSError(errno.EIO, os.strerror(errno.EIO))))
+                    continue
+                error = partition.write_now(chunk.segment.handle, chunk.buffers, chunk.position)
+                if error is not None:
+                    refused.append((slot, error))
+        return refused
 
 
 def _refuse(partition: Lendable, chunk: Chunk, error: OSError) -> None:

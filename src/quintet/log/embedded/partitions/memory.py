@@ -22,11 +22,12 @@ FOREVER_US: Final = (1 << 63) - 1
 
 
 class MemoryTails:
-    """All memory partitions of an engine. `seal_soon` follows every append, whoever made it."""
+    """All memory partitions of an engine. `seal_soon` or `read_appended` follows every append, whoever made it."""
 
     def __init__(self, shared: Shared, bytes_max: int) -> None:
         self.tails: kernel.Tails[RecordBatch] = kernel.Tails(self._view, bytes_max, OBJECT_BYTES, FREED_AT_ONCE_MAX)
         self._shared = shared
+        self._lone_read = shared.scheduler.lone_read
         self._armed = self._trimming = False
         self._waiters: list[tuple[bytearray, Appended | None, int]] = []
         self._sealed: list[tuple[bytearray, Appended | None, int]] = []  # of them: to be told at the end of the turn
@@ -50,6 +51,14 @@ class MemoryTails:
         if not self._armed:
             self._armed = True
             self._shared.scheduler.soon(self._turn)
+
+    def read_appended(self) -> None:
+        """The kernel appended what a read brought: it becomes visible at the end of this turn, or now if nobody adds to it."""
+        if self._lone_read.under_way and not self._armed:
+            self.seal()
+            if not self._sealed and not self._moved:
+                return
+        self.seal_soon()
 
     def _turn(self) -> None:
         """Make visible what was appended, tell the waiters, then the watchers."""
@@ -146,7 +155,9 @@ class MemoryPartition:
 
     @property
     def visible(self) -> int:
-        return self._state()[1] if self.successor is None else self.successor.visible
+        if self.successor is not None:
+            return self.successor.visible
+        return (self._closed or self._tails.tails.state(self.slot))[1]  # asked three times for each delivery
 
     @property
     def end(self) -> int:

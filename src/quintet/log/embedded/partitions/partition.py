@@ -83,7 +83,7 @@ class FilePartition(LendablePartition):
         self._slot = -1  # in the kernel; none until a door asks for it
         self._lent = False
         self._late = None
-        self._first = self._last = None
+        self._first = self._last = self._synced = None
         self._low_at = self._newest = 0
 
     def _open_writer(self) -> Writer:
@@ -240,7 +240,8 @@ class FilePartition(LendablePartition):
                 return
             self._commit(chunk, False)
             self.tell(chunk)
-            self._lend()
+            if not self._lend() and self._pending:  # appended since the chunk was sealed early
+                self._on(_PENDING_WAITS)
         else:
             self.write_direct()
 
@@ -300,6 +301,8 @@ class FilePartition(LendablePartition):
             self._notify()
             if not self._inline and good[-1].size < ZERO_FILL_WRITE_BYTES_MAX:
                 self._extend()
+            if not self._inline and self._shared.committer.is_lone:
+                self._lend()
         self._idle()
 
     # -- by way of the journal: called by the committer for a partition that offered itself ----------------------------
@@ -337,7 +340,7 @@ class FilePartition(LendablePartition):
             chunk.header = pack_header(Header(*place, self._last_time, self.spec.name, segment.chain))
         return (self._writer or self._open_writer()).put(chunk, here)
 
-    def take_back(self, chunk: Chunk, error: OSError) -> StorageError:
+    def take_back(self, chunk: Chunk, error: BaseException) -> StorageError:
         """Undo `put`: its segment or the journal had no space. Called in a disk thread, while the partition waits for it."""
         return self._open_writer().recoil(chunk, error)
 

@@ -14,8 +14,8 @@ from quintet.log.embedded.files.packs import with_packs
 from quintet.log.embedded.files.segment import Damage
 from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.eviction_order import EvictionOrder
-from quintet.log.embedded.partitions.lending import Lending
 from quintet.log.embedded.partitions.links import ChainPolicy
+from quintet.log.embedded.partitions.lone import LoneLending
 from quintet.log.embedded.partitions.roles import AnchoredPartition
 from quintet.log.embedded.partitions.upkeep import Upkeep
 from quintet.model import limits
@@ -57,7 +57,7 @@ class Shared:
         self.scheduler = scheduler
         self.report = report
         self.committer = Committer(self.disk, scheduler, report)
-        self.lending: Lending | None = None  # the engine makes it
+        self.lending: LoneLending | None = None  # the engine makes it
         self.directories = DirectorySync(self.disk)
         self.disk.on_made = self.directories.mark_unsynced
         self.read_buffers = ReadBuffers()

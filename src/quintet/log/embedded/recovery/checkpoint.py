@@ -8,8 +8,9 @@ Layout in docs/LOG_FORMAT.md section 5. A mark is only ever taken after the sync
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from quintet import kernel
 from quintet.log.embedded.files.disk import Disk, replace_file
@@ -54,14 +55,13 @@ class Marks(Mapping[tuple[int, int], Mark]):
         self.entries.pop(topic_id << PARTITION_BITS | partition, None)
 
 
-@dataclass(slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct):
     """`rejected` names files that did not check out."""
 
     generation: int = 0
     clean: bool = False
-    marks: Marks = field(default_factory=Marks)
-    rejected: list[str] = field(default_factory=list)
+    marks: Marks = msgspec.field(default_factory=Marks)
+    rejected: list[str] = msgspec.field(default_factory=list)
     name: str = NAMES[1]  # where it was read from; the next one goes to the other
 
 

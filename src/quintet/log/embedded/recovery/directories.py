@@ -10,15 +10,17 @@ what is behind was not synced, and comes again with what is missing.
 """
 
 import itertools
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
 
 from quintet import kernel
 from quintet.log.base import TopicFiles
 from quintet.log.embedded.files.disk import Disk
 from quintet.log.embedded.files.packs import PACKED_BYTES, PackDisk, is_blank, is_packed, with_packs
 from quintet.log.embedded.files.segment import (
+    BY_COMPACTION,
     HEADER_BYTES,
     ChainStart,
     Damage,
@@ -49,14 +51,13 @@ class Mark(NamedTuple):
     next_offset: int
 
 
-@dataclass(slots=True)
-class Opened:
+class Opened(msgspec.Struct):
     """What was found. `segments` are in order; the last one takes appends unless `roll` says a new one must."""
 
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Segment] = msgspec.field(default_factory=list)
     next_offset: int = 0
-    damages: list[Damage] = field(default_factory=list)
-    torn: list[dict[str, object]] = field(default_factory=list)
+    damages: list[Damage] = msgspec.field(default_factory=list)
+    torn: list[dict[str, object]] = msgspec.field(default_factory=list)
     roll: bool = False
     link: bytes = b""  # of the last batch, if the last segment is chained
     sound_end: int = 0  # of the last segment: where its last sound batch ends
@@ -253,6 +254,7 @@ def _open_segment(
             raise DataDirError(f"{segment.path}: {wrong}", hint=hint)
         if header is not None and header.base == base:
             segment.seed, segment.chain, segment.begun = header.seed, header.chain, header.created
+            segment.compacted = header.created == BY_COMPACTION and not last  # the last one is appended to
             return segment
         rest = disk.pread(handle, size, HEADER_BYTES)
         # The header of a packed segment is written together with the first batch: without it that was not finished.

@@ -1,9 +1,12 @@
 """Makes the small writes of many partitions durable together, with one write and one sync, and replays them at start.
 
 Bytes, the calls a disk thread makes, and replay. When to use it is decided in commit.py. Layout in docs/LOG_FORMAT.md
-section 7. What is journaled was written to its segment before, without a sync; so the journal is only ever read at a
-start, and replaying it means putting bytes back to the very place in the very file they were written to. That can be done
-any number of times.
+section 7. What is journaled is written to its segment without a sync, before or soon after; so the journal is only ever read at
+a start, and replaying it means putting bytes to the very place in the very file they belong to. That can be done any number of times.
+
+There are two: one that is synced, for what promises that, and one that is not (UNSYNCED), for what must only survive the end of the
+process. Files and records are the same. After a power cut the second may have anything, so the first record of it that does not check
+out is its end, and nothing of it goes behind a hole.
 
     file    0        8     12        16     20  24           32        512
             | magic  | crc | version | seed | 0 | generation | zeros ... | records, each at a multiple of 512
@@ -24,7 +27,9 @@ from quintet.log.embedded.files.segment import HEADER_BYTES, new_seed, parse_hea
 from quintet.log.embedded.recovery.directories import Mark
 from quintet.model import limits
 
-NAMES: Final = ("journal.a", "journal.b")
+SYNCED: Final = ("journal.a", "journal.b")
+UNSYNCED: Final = ("journal.unsynced.a", "journal.unsynced.b")
+NAMES: Final = SYNCED + UNSYNCED
 DAMAGED: Final = ".damaged"  # behind the name of a file that did not check out: kept until an operator accepts the loss
 ACCEPTED: Final = ".accepted"
 JOURNAL_BYTES: Final = 64 * limits.MIB  # of each file at most
@@ -59,6 +64,7 @@ class Entry(NamedTuple):
     seed: int
     position: int
     data: bytes
+    synced: bool = True  # is it of the journal that is?
 
 
 class Life(NamedTuple):
@@ -66,6 +72,26 @@ class Life(NamedTuple):
 
     generation: int
     seed: int
+
+
+class JournalFile:
+    """One of the two files of a journal, while it is written: where the next record goes, and its number."""
+
+    __slots__ = ("handle", "life", "name", "number", "position")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.handle = -1
+        self.begin(-1, Life(0, 0))
+
+    def begin(self, handle: int, life: Life) -> None:
+        self.handle, self.life = handle, life
+        self.position, self.number = FIRST_RECORD, 0
+
+    def moved(self, record_bytes: int) -> None:
+        """A record of this length was put at `position`."""
+        self.position += aligned(record_bytes)
+        self.number += 1
 
 
 def aligned(size: int) -> int:
@@ -98,15 +124,16 @@ def pack_record(
     buffers: Sequence[bytearray | bytes],
     more: bytes = b"",
     more_entries: int = 0,
-) -> bytes:
-    """more: further entries that are packed already; their batches are the last of the buffers."""
-    table = b"".join([_ENTRY.pack(*place) for place in places]) + more
-    body = b"".join(buffers)
-    length = _RECORD.size + len(table) + len(body)
+    body: bytes = b"",
+) -> list[bytearray | bytes]:
+    """In pieces, to be written one behind the other. more: further entries that are packed already; body: their batches."""
+    length = _RECORD.size + len(places) * _ENTRY.size + len(more) + sum(map(len, buffers)) + len(body)
     head = bytearray(_RECORD.pack(_MAGIC, 0, len(places) + more_entries, life.generation, length, number))
-    head += table
+    for place in places:
+        head += _ENTRY.pack(*place)
+    head += more
     _U32.pack_into(head, 8, kernel.crc32c(memoryview(head)[12:], life.seed))
-    return b"".join((head, body))
+    return [piece for piece in (head, b"".join(buffers), body) if piece]
 
 
 def record_bytes(entries: int, data_bytes: int) -> int:
@@ -117,7 +144,7 @@ def record_bytes(entries: int, data_bytes: int) -> int:
 # -- what a disk thread does -------------------------------------------------------------------------------------------
 
 
-def make(disk: Disk, directory: str, name: str, size: int, generation: int) -> tuple[int, Life]:
+def make(disk: Disk, directory: str, name: str, size: int, generation: int, synced: bool = True) -> tuple[int, Life]:
     """A new file, written full of zeros so that a sync in it commits no metadata. Raises OSError, leaving nothing."""
     path = f"{directory}/{name}"
     life = Life(generation, new_seed(disk))
@@ -126,9 +153,10 @@ def make(disk: Disk, directory: str, name: str, size: int, generation: int) -> t
     handle = disk.open(path, create=True, write=True)
     try:
         disk.pwritev(handle, [pack_file(life)], 0)
-        disk.zero(handle, _FILE_BYTES, size - _FILE_BYTES)
-        disk.fdatasync(handle)
-        disk.fsync_dir(directory)
+        if synced:
+            disk.zero(handle, _FILE_BYTES, size - _FILE_BYTES)
+            disk.fdatasync(handle)
+            disk.fsync_dir(directory)
     except OSError:
         disk.close(handle)
         disk.unlink(path)
@@ -136,12 +164,13 @@ def make(disk: Disk, directory: str, name: str, size: int, generation: int) -> t
     return handle, life
 
 
-def renew(disk: Disk, handle: int, generation: int, size: int | None = None) -> tuple[int, Life]:
-    """Begin another life of a file: everything in it is durable where it belongs, and no longer counts from here on. size: what
+def renew(disk: Disk, handle: int, generation: int, size: int | None = None, synced: bool = True) -> tuple[int, Life]:
+    """Begin another life of a file: everything in it is where it belongs, and no longer counts from here on. size: what
     is behind it is given back to the disk, after the old life is durably over."""
     life = Life(generation, new_seed(disk))
     disk.pwritev(handle, [pack_file(life)], 0)
-    disk.fdatasync(handle)
+    if synced:
+        disk.fdatasync(handle)
     if size is not None:
         disk.truncate(handle, size)
         disk.fdatasync(handle)
@@ -181,9 +210,9 @@ def cut_off(disk: Disk, handle: int, position: int, error: BaseException) -> OSE
     return error
 
 
-def remove(disk: Disk, directory: str, damaged: Collection[str] = ()) -> None:
-    """Everything in the journal is durable where it belongs: no file, nothing to replay. Damaged files are kept aside."""
-    names = [name for name in disk.listdir(directory) if name in NAMES]
+def remove(disk: Disk, directory: str, damaged: Collection[str] = (), of: Collection[str] = NAMES) -> None:
+    """Everything in these files is durable where it belongs: no file, nothing to replay. Damaged files are kept aside."""
+    names = [name for name in disk.listdir(directory) if name in of]
     for name in names:
         if name in damaged:
             disk.rename(f"{directory}/{name}", f"{directory}/{name}{DAMAGED}")
@@ -199,9 +228,10 @@ def remove(disk: Disk, directory: str, damaged: Collection[str] = ()) -> None:
 Told = Callable[[str, int], None]
 
 
-def entries(data: bytes, told: Told) -> Iterator[Entry]:
+def entries(data: bytes, told: Told, synced: bool = True) -> Iterator[Entry]:
     """The entries of one file, oldest first, each with as many sound batches as it begins with. Where records do not
-    follow each other any more, a later one of the same life is looked for: it was acknowledged too."""
+    follow each other any more, a later one of the same life is looked for: it was acknowledged too. If the file is not synced,
+    a power cut may have taken any of them, and the first that is not whole is the end."""
     life = parse_file(data)
     if life is None:
         return
@@ -209,7 +239,9 @@ def entries(data: bytes, told: Told) -> Iterator[Entry]:
     damaged = -1
     while True:
         found = _record(data, position, life, number)
-        if found is None:
+        if found is None or (damaged >= 0 and not synced):
+            if not synced:
+                return
             damaged = position if damaged < 0 else damaged
             position = data.find(_MAGIC, position + 1)
             if position < 0:
@@ -222,7 +254,7 @@ def entries(data: bytes, told: Told) -> Iterator[Entry]:
         at = position + _RECORD.size + len(places) * _ENTRY.size
         for topic_id, partition, base, seed, size, place in places:
             stop = min(at + size, len(data))
-            entry = Entry(topic_id, partition, base, seed, place, data[at:stop])
+            entry = Entry(topic_id, partition, base, seed, place, data[at:stop], synced)
             sound = _sound_bytes(entry)
             if sound < size:
                 damaged = at + sound if damaged < 0 else damaged
@@ -274,15 +306,18 @@ def load(disk: Disk, directory: str, report: Callable[[str, dict[str, object]], 
         life = parse_file(data)
         if life is not None:
             files.append((life.generation, f"{directory}/{name}", data))
-        elif data.strip(b"\0") and len(data) >= _FILE_BYTES:  # a shorter one was being made, and is in nobody's use
+        elif (
+            name in SYNCED and data.strip(b"\0") and len(data) >= _FILE_BYTES
+        ):  # a shorter one was being made: nobody's
             report("journal_rejected", {"file": f"{directory}/{name}"})
     found: list[Entry] = []
     for _, path, data in sorted(files):
+        synced = not path.endswith(UNSYNCED)
 
         def told(what: str, position: int, path: str = path) -> None:
             report("journal_damaged", {"file": path, "position": position, "what": what})
 
-        found += entries(data, told)
+        found += entries(data, told, synced)
     return found
 
 
@@ -315,14 +350,46 @@ def waiting(
             continue
         try:
             data = disk.pread(handle, HEADER_BYTES, 0)
+            same = [entry for entry in group if _is_header(data, entry)]
+            if (
+                not same and begun is not None and is_packed(handle) and not any(data)
+            ):  # only its first sector is missing
+                same = [entry for entry in group[begun:] if entry.seed == group[begun].seed]
+            if not all(entry.synced for entry in same):
+                same = _joined(disk, handle, same, marks.get((same[0].topic_id, same[0].partition)))
         finally:
             disk.close(handle)
-        same = [entry for entry in group if _is_header(data, entry)]
-        if not same and begun is not None and is_packed(handle) and not any(data):  # only its first sector is missing
-            same = [entry for entry in group[begun:] if entry.seed == group[begun].seed]
         if same:
             kept[path] = same
     return kept
+
+
+def _joined(disk: Disk, handle: int, group: list[Entry], mark: Mark | None) -> list[Entry]:
+    """Without those of the unsynced journal before which a power cut left a hole: put behind it, they would make corruption of what
+    was never promised. Where nothing is lacking, which is usual after a kill, nothing else is read."""
+    if all(disk.pread(handle, len(entry.data), entry.position) == entry.data for entry in group):
+        return group
+    reached = mark.position if mark is not None and mark.segment == group[0].base else HEADER_BYTES
+    found: list[Entry] = []
+    for entry in sorted(group, key=lambda entry: entry.position):
+        reached = _sound_until(
+            disk, handle, reached, entry.position, entry.seed
+        )  # what was written at once is only there
+        if entry.synced or entry.position <= reached:
+            found.append(entry)
+            reached = max(reached, entry.position + len(entry.data))
+    return found
+
+
+def _sound_until(disk: Disk, handle: int, start: int, stop: int, seed: int) -> int:
+    """How far the segment is sound, between two ends of batches."""
+    while start < stop:
+        data = disk.pread(handle, min(limits.BATCH_BYTES_MAX, stop - start), start)
+        sound = kernel.walk(data, 0, len(data), seed, True)[1]
+        if not sound:
+            break
+        start += sound
+    return start
 
 
 def replay(
