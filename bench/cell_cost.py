@@ -1,8 +1,12 @@
-"""What a cell costs: durable publishes beside Kafka's own producer, take-over time, what readers of a follower cost the leader.
+"""What a cell costs: durable publishes beside Kafka's own producer, take-over time, what Spark on a follower costs the leader.
 
     .venv/bin/python bench/cell_cost.py publish    16 x 64 and one in flight, 128 B, beside confluent-kafka with the same promise
-    .venv/bin/python bench/cell_cost.py readers    p99 of the leader: nobody reads, somebody reads from a follower, from the leader
+    .venv/bin/python bench/cell_cost.py readers    p99 of the leader: nobody reads, Spark reads from a follower, from the leader
     .venv/bin/python bench/cell_cost.py takeover   kill -9 of a leader with many topics and bytes, until a publish is acknowledged
+
+With --apart, `readers` keeps Spark and the followers on the last core and all else on the others, on every side of the comparison: what is
+measured is what Spark asks of the leader, not what it takes of a core that they would not share. `takeover` spreads its bytes over the
+topics and trims the WAL (--kept), so that the disk needs about three times as many bytes as the leader has, and not six times.
 
 Starts three brokers of Kafka (from bench/.peers) and three nodes on 127.0.0.1 to 127.0.0.3, all on this machine. The WAL and the topic of
 Kafka's own producer have the same settings: three replicas, min.insync.replicas 2, flush.messages 1. Sides take turns in one run; what
@@ -10,11 +14,13 @@ is printed is the median of the rounds and their ratio. Other load on the machin
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import math
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -28,12 +34,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
 
+import quintet
 from bench import closed_loop, peers
 from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.generators import Load
 from quintet.bench.wire import BenchError
 from quintet.cli.operate import scrape
-from quintet.client.core.errors import ConnectionLost
+from quintet.client.core.errors import ConnectionLost, QuintetError
 from quintet.protocols.doors import DOORS
 
 if TYPE_CHECKING:
@@ -51,16 +58,20 @@ TOPIC: Final = "cell-cost"
 KEY: Final = "dev-key"  # of `quintet serve --dev`
 LAG_MAX: Final = 2  # records: a heartbeat may be on its way
 FILL_BYTES: Final = 256 * 1024  # of one message
-READER: Final = """
+FILL_IN_FLIGHT: Final = 32
+FILL_TRIES: Final = 30
+# Kafka frees what was trimmed by whole segments, and looks for them every five minutes by default.
+TRIMS: Final = "log.segment.bytes=67108864\nlog.retention.check.interval.ms=5000\nlog.segment.delete.delay.ms=1000\n"
+SPARK: Final = """
 import sys
-from quintet.flight import wire
-from quintet.spark.source.connection import FlightConnection
-from quintet.spark.source.options import target
-link = FlightConnection(target({"url": f"flight://admin:admin@{sys.argv[1]}", "retrySeconds": "60"}))
+from quintet.spark import session
+from quintet.spark.sessions import start
+spark = session("local[1]")
+print(start.machine().process.pid, flush=True)
 while True:
-    for number, part in enumerate(link.topics(wire.Selection((sys.argv[2],))).topics[0].partitions):
-        for batch in link.read(wire.Ticket(sys.argv[2], number, part.first, part.end)):
-            pass
+    frame = spark.read.format("quintet").options(url=sys.argv[1], subscribe=sys.argv[2], access="flight").load()
+    frame.write.format("noop").mode("overwrite").save()
+    print("read", flush=True)
 """
 
 
@@ -88,8 +99,9 @@ class Node:
     """One node of the cell."""
 
     def __init__(
-        self, folder: Path, number: int, servers: Sequence[str], ports: dict[str, int], lease_s: float
+        self, folder: Path, number: int, servers: Sequence[str], ports: dict[str, int], lease_s: float, kept_s: float
     ) -> None:
+        """kept_s: for how long what two nodes have stays in the WAL; 0: for ever."""
         self.host, self.ports = HOSTS[number], ports
         self._folder = folder / f"n{number}"
         self._folder.mkdir()
@@ -105,8 +117,15 @@ class Node:
         for name in ("console", *(door.key for door in DOORS if door.name != "blipmq")):
             self._environment[f"QUINTET_LISTENERS__{name.upper()}__ENABLED"] = "false"
         for name, port in ports.items():
+            if name == "cluster":
+                continue
             self._environment[f"QUINTET_LISTENERS__{name.upper()}__HOST"] = self.host
             self._environment[f"QUINTET_LISTENERS__{name.upper()}__PORT"] = str(port)
+        if kept_s:
+            near = [f"{host}:{ports['cluster']}" for host in HOSTS]
+            self._environment["QUINTET_CLUSTER__LISTEN"] = near[number]
+            self._environment["QUINTET_CLUSTER__PEERS"] = json.dumps(near)
+            self._environment["QUINTET_CLUSTER__WAL_KEPT_SECONDS"] = str(kept_s)
         self.start()
 
     def start(self) -> None:
@@ -128,15 +147,20 @@ class Node:
         except ConnectionLost:
             return math.inf
 
+    def disk_bytes(self) -> int:
+        """What its data takes on the disk."""
+        files = [path for path in (self._folder / "data").rglob("*") if path.is_file()]
+        return sum(path.stat().st_blocks for path in files) * 512
+
     def _values(self, name: str) -> list[float]:
         return list(scrape.scrape(f"http://{self.host}:{self.ports['admin']}").values[name].values())
 
 
 class Cell:
-    def __init__(self, folder: Path, servers: Sequence[str], lease_s: float) -> None:
+    def __init__(self, folder: Path, servers: Sequence[str], lease_s: float, kept_s: float) -> None:
         taken: set[int] = set()
-        ports = {name: free_port(taken) for name in ("blipmq", "flight", "admin")}
-        self.nodes = [Node(folder, number, servers, ports, lease_s) for number in range(len(HOSTS))]
+        ports = {name: free_port(taken) for name in ("blipmq", "flight", "admin", "cluster")}
+        self.nodes = [Node(folder, number, servers, ports, lease_s, kept_s) for number in range(len(HOSTS))]
 
     def leader(self) -> Node:
         """One that is ready; what ended is started again."""
@@ -164,13 +188,13 @@ class Cell:
 
 
 @contextlib.contextmanager
-def running(lease_s: float) -> Iterator[tuple[Cell, str]]:
+def running(lease_s: float, kept_s: float = 0.0) -> Iterator[tuple[Cell, str]]:
     """A cell, and the brokers under it."""
     with tempfile.TemporaryDirectory(prefix="quintet-cell-cost-") as name:
         folder = Path(name)
-        with peers.kafka_cluster(folder / "kafka", BROKERS, JAVA) as brokers:
+        with peers.kafka_cluster(folder / "kafka", BROKERS, JAVA, TRIMS if kept_s else "") as brokers:
             servers = [f"{broker.address[0]}:{broker.address[1]}" for broker in brokers]
-            cell = Cell(folder, servers, lease_s)
+            cell = Cell(folder, servers, lease_s, kept_s)
             try:
                 cell.leader()
                 yield cell, ",".join(servers)
@@ -268,31 +292,63 @@ def publish(arguments: argparse.Namespace) -> None:
         say(f"{name}: cell {spread(found['cell'], unit)}; kafka {spread(found['kafka'], unit)}; ratio {ratio:.2f}")
 
 
+@contextlib.contextmanager
+def spark_reads(nodes: Sequence[Node], core: int | None) -> Iterator[None]:
+    """Spark reads the whole topic by Flight, again and again, from a follower if there is one among these nodes."""
+    hosts = ",".join(f"{node.host}:{node.ports['flight']}" for node in nodes)
+    words = [sys.executable, "-c", SPARK, f"flight://admin:admin@{hosts}", TOPIC]
+    pinned = words if core is None else ["taskset", "-c", str(core), *words]
+    reading = subprocess.Popen(pinned, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    processes = [reading.pid]
+    try:
+        assert reading.stdout is not None
+        if machine := reading.stdout.readline():
+            processes.append(int(machine))  # Java outlives Python, and its workers end with it
+        if not reading.stdout.readline():
+            raise BenchError("Spark ended before it had read the topic once")
+        yield
+    finally:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        reading.wait()
+
+
+def pin(processes: Sequence[Node], cores: Sequence[int]) -> None:
+    for node in processes:
+        words = ["taskset", "-a", "-p", "-c", ",".join(map(str, cores)), str(node.process.pid)]
+        subprocess.run(words, check=True, capture_output=True)
+
+
 def readers(arguments: argparse.Namespace) -> None:
+    *first, last = sorted(os.sched_getaffinity(0))
+    apart = arguments.apart
+    if apart and not first:
+        raise BenchError("--apart needs two cores")
+    if apart:
+        os.sched_setaffinity(0, first)  # and so whatever is started from here
     with running(arguments.lease) as (cell, _):
         leader = cell.leader()
         closed_loop.fill(cell.load(leader, 4096), CONNECTIONS, IN_FLIGHT, arguments.fill)
 
-        def p99(place: Callable[[], Node] | None) -> float:
-            leader, reading = cell.leader(), None
-            if place is not None:
-                node = place()
-                words = [sys.executable, "-c", READER, f"{node.host}:{node.ports['flight']}", TOPIC]
-                reading = subprocess.Popen(words)
-                time.sleep(3)  # it imports, logs in and begins
-            try:
+        def p99(place: Callable[[], Sequence[Node]]) -> float:
+            leader = cell.leader()
+            if apart:
+                pin([leader], first)
+                pin(cell.followers(), [last])
+            nodes = place()
+            with spark_reads(nodes, last if apart else None) if nodes else contextlib.nullcontext():
                 return closed_loop.rounds(cell.load(leader), CONNECTIONS, 1, arguments.seconds, WARMUP_S).p99_us
-            finally:
-                if reading is not None:
-                    reading.kill()
-                    reading.wait()
 
-        follower = lambda: cell.followers()[0]  # noqa: E731
-        sides = {"nobody": lambda: p99(None), "follower": lambda: p99(follower), "leader": lambda: p99(cell.leader)}
+        sides: dict[str, Callable[[], float]] = {
+            "nobody": lambda: p99(lambda: ()),
+            "Spark at a follower": lambda: p99(lambda: cell.nodes),
+            "Spark at the leader": lambda: p99(lambda: [cell.leader()]),
+        }
         found = in_turn(arguments.rounds, sides)
     alone = statistics.median(found["nobody"])
     for name, values in found.items():
-        say(f"p99 of 16 x 1, {name} reads: {spread(values, 'us')}; ratio {statistics.median(values) / alone:.2f}")
+        say(f"p99 of 16 x 1, {name}: {spread(values, 'us')}; ratio {statistics.median(values) / alone:.2f}")
 
 
 def acknowledged(cell: Cell, killed: Node) -> None:
@@ -306,20 +362,34 @@ def acknowledged(cell: Cell, killed: Node) -> None:
         time.sleep(0.02)
 
 
-def takeover(arguments: argparse.Namespace) -> None:
-    from quintet.client.blocking import sync
+async def fill_topics(cell: Cell, topics: int, mib: int) -> None:
+    """Each gets its share, in turn. Whoever leads: on a busy machine that may change."""
+    hosts = ",".join(f"{node.host}:{node.ports['blipmq']}" for node in cell.nodes)
+    left = iter(range(max(topics, mib * 1024 * 1024 // FILL_BYTES)))
+    value = random.Random(1).randbytes(FILL_BYTES if mib else 1)
 
-    with running(arguments.lease) as (cell, _):
-        leader = cell.leader()
-        with sync.connect(f"blipmq://:{KEY}@{leader.host}:{leader.ports['blipmq']}") as bus:
-            for number in range(arguments.topics):
-                bus.publish(f"many/{number}", b"first")
-        began, left = time.monotonic(), arguments.mib * 1024 * 1024 // FILL_BYTES
-        while left > 0:
-            each = min(left // 16 + 1, 16)
-            closed_loop.fill(cell.load(cell.leader(), FILL_BYTES), 4, 4, each)
-            left -= 16 * each
-        say(f"filled {arguments.topics} topics and {arguments.mib} MiB in {time.monotonic() - began:.0f} s")
+    async def publish(bus: quintet.Bus) -> None:
+        for number in left:
+            for tries in reversed(range(FILL_TRIES)):
+                try:
+                    await bus.publish(f"many/{number % topics}", value)
+                    break
+                except QuintetError:
+                    if not tries:
+                        raise
+                    await asyncio.sleep(1)
+
+    async with quintet.connect(f"blipmq://:{KEY}@{hosts}", wait=START_S) as bus:
+        await asyncio.gather(*(publish(bus) for _ in range(FILL_IN_FLIGHT)))
+
+
+def takeover(arguments: argparse.Namespace) -> None:
+    with running(arguments.lease, arguments.kept) as (cell, _):
+        cell.leader()
+        began = time.monotonic()
+        asyncio.run(fill_topics(cell, arguments.topics, arguments.mib))
+        held = cell.leader().disk_bytes()
+        say(f"filled {arguments.topics} topics with {held / 2**30:.1f} GiB in {time.monotonic() - began:.0f} s")
         found = []
         for _ in range(arguments.rounds):
             leader = cell.leader()
@@ -335,9 +405,9 @@ def takeover(arguments: argparse.Namespace) -> None:
             found.append(time.monotonic() - killed)
             say(f"  {found[-1]:.1f} s, load average {os.getloadavg()[0]:.1f}")
             leader.start()
-    said = ", ".join(f"{value:.1f}" for value in found)
+    said, middle = ", ".join(f"{value:.1f}" for value in found), statistics.median(found)
     say(
-        f"first acknowledged publish after kill -9: {statistics.median(found):.1f} s ({said}); lease {arguments.lease:g} s"
+        f"first acknowledged publish after kill -9: {middle:.1f} s ({said}); asked: 5 s and the lease, {5 + arguments.lease:g} s"
     )
 
 
@@ -352,6 +422,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="records of Kafka's producer, one in flight")
     parser.add_argument("--lease", type=float, default=5.0, help="in seconds; longer on a busy machine")
     parser.add_argument("--fill", type=int, default=32, help="readers: rounds of 16 x 64 messages of 4 KiB before it")
+    parser.add_argument("--apart", action="store_true", help="readers: Spark and followers on the last core")
+    parser.add_argument(
+        "--kept", type=float, default=60.0, help="takeover: seconds for which the WAL is kept; 0: for ever"
+    )
     parser.add_argument("--topics", type=int, default=1_000, help="takeover")
     parser.add_argument("--mib", type=int, default=1_024, help="takeover")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Runs a cell on this machine: three brokers of Kafka, three nodes of Quintet, all on loopback. `make cluster` starts it.
 
-    python deploy/cluster.py [--folder .quintet/cluster] [--seconds 60]
+    python deploy/cluster.py [--cells 2] [--folder .quintet/cluster] [--seconds 60]
 
 Nodes listen on 127.0.0.1, 127.0.0.2 and 127.0.0.3, with the ports of `quintet serve --dev` (Linux has these addresses; elsewhere
 they must be configured). A node that ends is started again, as systemd would. Ctrl-C stops nodes first, then Kafka. What was
@@ -10,6 +10,7 @@ published stays in the folder, and the next run goes on with it. This is for try
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,11 +44,12 @@ class Stopped(Exception):
 class Node:
     """One node, started again whenever it ends."""
 
-    def __init__(self, number: int, folder: Path, servers: Sequence[str]) -> None:
+    def __init__(self, number: int, folder: Path, servers: Sequence[str], cells: int) -> None:
         self.name, self.host = f"n{number}", HOSTS[number - 1]
         self._folder = folder / self.name
         self._folder.mkdir(parents=True, exist_ok=True)
-        cell = {"NODE": self.name, "SERVERS": json.dumps([*servers]), "ADVERTISED_HOST": self.host}
+        cell = {"NODE": self.name, "SERVERS": json.dumps([*servers]), "ADVERTISED_HOST": self.host, "CELLS": str(cells)}
+        self._cells = cells
         self._settings = {f"QUINTET_CELL__{name}": value for name, value in cell.items()} | {"QUINTET_ENGINE": "kafka"}
         self._settings |= {f"QUINTET_LISTENERS__{name.upper()}__HOST": self.host for name in LISTENERS}
         cluster = self._cluster(folder / "certs", servers)
@@ -59,8 +61,9 @@ class Node:
         own, addresses = certificates / self.name, [f"{host}:{PORT_DEFAULT}" for host in HOSTS]
         place = cluster_files.NodePlace(self.name, self.host)
         (own / cluster_files.SETTINGS).unlink(missing_ok=True)  # Kafka has other ports each time
-        settings = {"node": self.name, "advertised_host": self.host, "servers": [*servers], "topic": "quintet-wal"}
-        settings |= {"listen": f"{self.host}:{PORT_DEFAULT}", "peers": addresses}
+        settings: dict[str, object] = {"node": self.name, "advertised_host": self.host, "topic": "quintet-wal"}
+        settings |= {"listen": f"{self.host}:{PORT_DEFAULT}", "peers": addresses, "servers": [*servers]}
+        settings |= {"cells": self._cells} if self._cells > 1 else {}
         pair = cluster_files.issue(cluster_files.authority(certificates)[0], place, DAYS_DEFAULT)
         cluster_files.write_node(own, str(own), settings, pair)
         files = {"CERT": cluster_files.CERTIFICATE, "KEY": cluster_files.KEY, "CA": cluster_files.CA}
@@ -86,8 +89,9 @@ class Node:
             _, text = scrape.get(f"http://{self.host}:{ADMIN_PORT}", "/readyz?verbose")
         except ConnectionLost:
             return f"{self.name} is starting"
-        found = [line for line in text.splitlines() if line[4:].startswith("cell: ")]
-        return found[0][10:] if found else f"{self.name}: {text.strip()}"
+        found = re.findall(r"^\[.\] (?:cell:(\d+):)?cell: ([^;]*)", text, re.MULTILINE)
+        said = "; ".join(f"cell {number}: {role}" if number else role for number, role in found)
+        return f"{said or f'{self.name}: {text.strip()}'} (pid {self.process.pid})"
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGCONT)  # somebody may have tried what SIGSTOP does
@@ -104,21 +108,33 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def hints(folder: Path, cells: int) -> str:
+    """What to try next."""
+    quintet = Path(sys.executable).with_name("quintet")
+    config = folder / "certs" / "n1" / cluster_files.SETTINGS
+    own = f"\n  {quintet} cell list --config {config}" if cells > 1 else ""
+    return (
+        f"  {quintet} cluster status --admin http://{HOSTS[0]}:{ADMIN_PORT}\n"
+        f"  {quintet} cluster doctor --admin http://{HOSTS[0]}:{ADMIN_PORT} --config {config}{own}\n"
+        "  kill -9 -- -PID of the leader to see a take-over: its processes are one group\n"
+    )
+
+
 def watch(nodes: Sequence[Node], seconds: float) -> None:
     """Say what changes, until it is stopped."""
     until, before = time.monotonic() + (seconds or float("inf")), list[str]()
     while time.monotonic() < until:
         now = [node.said() for node in nodes]
-        kept = [line.partition("; WAL offset")[0] for line in now]  # the offset of a live cell always moves
-        if kept != before:
+        if now != before:
             say("\n".join(f"  {line}" for line in now) + "\n")
-            before = kept
+            before = now
         time.sleep(LOOK_S)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path(".quintet/cluster"))
+    parser.add_argument("--cells", type=int, default=1, help="each node has a process for each of them")
+    parser.add_argument("--folder", type=Path, help=".quintet/cluster, with several cells .quintet/cluster-CELLS")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; 0: at Ctrl-C")
     arguments = parser.parse_args()
     if not peers.has_kafka():
@@ -130,17 +146,17 @@ def main() -> int:
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    folder, nodes = arguments.folder.resolve(), list[Node]()
+    cells = arguments.cells
+    own = arguments.folder or Path(f".quintet/cluster-{cells}" if cells > 1 else ".quintet/cluster")
+    folder, nodes = own.resolve(), list[Node]()
     say(f"starting {BROKERS} brokers of Kafka and {len(HOSTS)} nodes in {folder} (half a minute)")
     try:
         with peers.kafka_cluster(folder, BROKERS, SMALL_JAVA) as brokers:
             servers = [f"{broker.address[0]}:{broker.address[1]}" for broker in brokers]
             say(f"Kafka: {', '.join(servers)}")
             try:
-                nodes += [Node(number, folder, servers) for number in range(1, len(HOSTS) + 1)]
-                say(
-                    f"quintet cluster status --admin http://{HOSTS[0]}:{ADMIN_PORT} says more; kill -9 the leader to see a take-over"
-                )
+                nodes += [Node(number, folder, servers, cells) for number in range(1, len(HOSTS) + 1)]
+                say(hints(folder, cells))
                 watch(nodes, arguments.seconds)
             except Stopped:
                 say("stopping")

@@ -5,7 +5,7 @@ fenced, lease over, files that cannot be written: exit code 75 at once, without 
 TERM:  a follower closes its files and exits 0; a leader drains as any broker does
 
 While a node follows, its doors lead to the same doors of the leader (net/forwarding, ADR 40), Flight answers reads from the replica
-(broker/follower.py, ADR 43), and the console is closed. Doors with port 0 are closed too: nobody knows which port they have.
+(broker/follower.py, ADR 43). Doors with port 0 are closed: nobody knows which port they have.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from quintet.log.replicated.replica import Timing
 from quintet.log.replicated.status import NodeRole, TakeOver
 from quintet.model.errors import QuintetError
 from quintet.model.sections import microseconds
-from quintet.net.forwarding.doors import Forwarding, forwarded_doors
+from quintet.net.forwarding.doors import ForwardedDoor, Forwarding, forwarded_doors
 from quintet.net.leased_turns import LeasedTurns
 from quintet.net.loop import LoopScheduler
 from quintet.process import leave_at_once, notify
@@ -110,9 +110,11 @@ class CellServer(server.Server):
         disk, lease = OsDisk(), microseconds(cell.lease_seconds)
         silence = lease * 3 // 2 + disk.entropy() % (lease // 2)  # nodes should not claim at the same moment
         timing = Timing(lease, microseconds(cell.hold), silence, lease // 4)
+        wal = KafkaWal(options, hand, server.report)
+        wal.on_replaced = lambda error: self._leave(str(error))
         make = partial(
             ReplicatedLog,
-            wal=KafkaWal(options, hand, server.report),
+            wal=wal,
             node=cell.node,
             hand=hand,
             host=cell.host,
@@ -225,9 +227,13 @@ class CellServer(server.Server):
             server.TICK_S, self.turns.run, self._tick_follower
         )
 
+    @property
+    def _follower_type(self) -> type[FollowerBroker]:
+        return FollowerBroker
+
     def _make_follower(self, door: FlightListener) -> FollowerBroker:
         settings = self.settings
-        return FollowerBroker(
+        return self._follower_type(
             self.cell,
             self._scheduler,
             server.broker_options(settings),
@@ -263,8 +269,14 @@ class CellServer(server.Server):
 
     def _forwarding(self) -> Forwarding:
         listeners = self.settings.listeners
-        doors = [door for door in forwarded_doors(listeners.doors, listeners.of) if door.port]
-        return Forwarding(doors, self.leader_host, server.report)
+        doors = forwarded_doors(listeners.doors, listeners.of)
+        return Forwarding(self._reachable(doors), self.leader_host, server.report)
+
+    def _reachable(self, doors: Sequence[ForwardedDoor]) -> list[ForwardedDoor]:
+        """Those whose port is known, and the console, whose pages are the leader's."""
+        console = self.settings.listeners.console
+        shown = [ForwardedDoor("console", console.host, console.port)] if console.enabled else []
+        return [door for door in (*doors, *shown) if door.port]
 
     def _say_role(self) -> None:
         said = self.cell.status()

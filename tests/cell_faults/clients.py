@@ -11,9 +11,9 @@ Stories live as long as the data directories. A `Load` lasts until the leader is
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -30,15 +30,16 @@ from tests.crash.felix_load import FelixClients, FelixDoor
 from tests.wire import blipmq, connection, felix, flymq
 
 STAGED, WRITER, STAGED_ROWS = "staged", "sink", 200
-REGISTER = "register"
 MEMBERS = 3
 READ_S = 0.05  # between two reads of one reader
+RETRY_S = "3"  # of the stager
 AGAIN_S = 0.3  # until somebody who lost a connection tries again
 PATIENCE_S = 120.0  # a leader that is stopped answers when it is woken, or ends
 JOIN_S = 150.0
-IDLE_S = 10.0  # a member of a group whose way to the leader is gone keeps its partitions for so long
+IDLE_S = 5.0  # a member of a group whose way to the leader is gone keeps its partitions for so long
 OWNERS_S = 0.2
 FED_S = 0.02
+PAUSE_S = 0.02  # between two turns of a client: about as long as an answer takes, so that half of them have something under way
 
 
 @dataclass
@@ -51,8 +52,9 @@ class Stages:
 
 @dataclass
 class Register:
-    """One topic that only grows."""
+    """One topic that only grows, in its cell."""
 
+    topic: str
     length: int = 0  # acknowledged
     paused: bool = False  # nothing is written, so that files can be compared
     reads: int = 0
@@ -69,7 +71,7 @@ class Stories:
     transactions: fly.Story = field(default_factory=fly.Story)
     book: groups.Book = field(default_factory=groups.Book)
     stages: Stages = field(default_factory=Stages)
-    register: Register = field(default_factory=Register)
+    registers: list[Register] = field(default_factory=list)  # by cell
     looks: int = 0  # at who leads
     members: int = 0
 
@@ -77,8 +79,9 @@ class Stories:
         return FelixDoor(at.felix, self.ca)
 
 
-def begin(stories: Stories, at: Addresses) -> None:
+def begin(stories: Stories, at: Addresses, cells: int) -> None:
     """What must be there before anything else."""
+    stories.registers = [Register(f"register-{cell}") for cell in range(cells)]
     stories.history.subscribe(at.address)
     # Nodes are compared by topics that have records. On a slow machine one had none by chance.
     stories.history.probe(at.address)
@@ -89,11 +92,14 @@ def begin(stories: Stories, at: Addresses) -> None:
     with flymq.Client(at.flymq).login() as wire:
         fly.make_topics(wire)
         wire.create(groups.TOPIC, groups.PARTITIONS)
-        wire.create(REGISTER, 1)
+        for register in stories.registers:
+            wire.create(register.topic, 1)
 
 
 def be_patient() -> None:
-    """For as long as this process lives."""
+    """For as long as this process lives. Three nodes, three brokers and thirty clients share a machine."""
+    for kind in (load.Load, doors_load.Clients, FelixClients, fly.Clients):
+        kind.pause_s = PAUSE_S
     connection.Connection.hang_s = blipmq.Client.hang_s = felix.Session.hang_s = PATIENCE_S
     felix.Session.idle_s = IDLE_S
 
@@ -152,7 +158,8 @@ class Load:
     def _stage(self, address: str) -> None:
         stages = self._stories.stages
         try:
-            link = FlightConnection.of(target({"url": f"flight://admin:admin@{address}"}))
+            # The next load goes on with this batch, so this one need not wait for a leader.
+            link = FlightConnection.of(target({"url": f"flight://admin:admin@{address}", "retrySeconds": RETRY_S}))
             while not self._stop.is_set():
                 number = stages.committed
                 stages.attempted = number + 1
@@ -166,16 +173,16 @@ class Load:
 
 
 class Watch:
-    """The register, and who leads: for as long as the cell is there, through every fault."""
+    """The registers, and who leads: for as long as the cell is there, through every fault."""
 
     def __init__(self, stories: Stories, cell: Cell) -> None:
         self._stop = threading.Event()
-        self._register = stories.register
         self._stories = stories
         self._cell = cell
         nodes = list(cell.nodes.values())
-        work: list[Callable[[], None]] = [lambda: self._write(nodes), self._look]
-        work += [lambda node=node: self._read(node) for node in nodes]  # type: ignore[misc]  # a default of a lambda
+        work: list[Callable[[], None]] = [self._look]
+        work += [partial(self._write, register, nodes) for register in stories.registers]
+        work += [partial(self._read, register, node) for register in stories.registers for node in nodes]
         self._threads = [threading.Thread(target=call, daemon=True) for call in work]
         for thread in self._threads:
             thread.start()
@@ -194,29 +201,27 @@ class Watch:
         except (flymq.Closed, flymq.Hang, flymq.Refused, AssertionError):
             self._stop.wait(AGAIN_S)
 
-    def _write(self, nodes: list[Node]) -> None:
-        chance, register = random.Random(1), self._register
+    def _write(self, register: Register, nodes: list[Node]) -> None:
+        chance = random.Random(1)
 
         def write(wire: flymq.Client) -> None:
             if register.paused:
                 return
-            offset = wire.produce(REGISTER, b"%d" % register.length, 0)
+            offset = wire.produce(register.topic, b"%d" % register.length, 0)
             register.length = max(register.length, offset + 1)
 
         while not self._stop.is_set():
             self._again(chance.choice(nodes), write)
 
-    def _read(self, node: Node) -> None:
-        register = self._register
-
+    def _read(self, register: Register, node: Node) -> None:
         def read(wire: flymq.Client) -> None:
             before = register.length
             if before:
-                found, _ = wire.fetch(REGISTER, 0, before - 1)
+                found, _ = wire.fetch(register.topic, 0, before - 1)
                 register.reads += 1
                 if not found:
                     register.problems.append(
-                        f"a read at n{node.number} shows less than {before}, which was acknowledged"
+                        f"a read of {register.topic} at n{node.number} shows less than {before}, which was acknowledged"
                     )
 
         while not self._stop.is_set():
@@ -225,8 +230,9 @@ class Watch:
     def _look(self) -> None:
         while not self._stop.wait(OWNERS_S):
             self._stories.looks += 1
-            first = [(node, epoch) for node in self._cell.nodes.values() if (epoch := node.leads())]
-            if len(first) > 1:
-                again = [(node.number, epoch) for node, before in first if (epoch := node.leads()) == before]
-                if len(again) > 1:
-                    self._register.problems.append(f"two nodes lead (number, epoch): {again} at {time.monotonic():.1f}")
+            for cell, register in enumerate(self._stories.registers):
+                first = [(node, epoch) for node in self._cell.nodes.values() if (epoch := node.leads(cell))]
+                if len(first) > 1:
+                    again = [(node.number, epoch) for node, before in first if (epoch := node.leads(cell)) == before]
+                    if len(again) > 1:
+                        register.problems.append(f"two nodes lead cell {cell} (number, epoch): {again}")

@@ -1,6 +1,7 @@
 """Three brokers of Kafka (bench/peers.py installs it) that are killed, stopped and started again, each in a group of its own.
 
-They are as Kafka comes, but for a small heap: what takes over when one is away, and when, is Kafka's own default.
+They are as Kafka comes, but for a small heap, and for how long a broker may be silent before another one leads its partitions: with
+Kafka's own 9 s the lease of a node is over by then, with less it goes on.
 """
 
 import signal
@@ -16,6 +17,7 @@ from tests.crash.cells import SMALL_JAVA
 PORT, CONTROL_PORT = 9092, 9093
 START_S = 180.0  # three JVMs at once on a busy machine
 LOOK_S = 0.2
+HEARTBEATS = 6  # of a broker before it counts as gone
 CLUSTER = "CellFaultsCellFaults0w"
 SERVERS = ",".join(f"{broker_host(number)}:{PORT}" for number in BROKERS)
 
@@ -23,7 +25,7 @@ SERVERS = ",".join(f"{broker_host(number)}:{PORT}" for number in BROKERS)
 class KafkaBroker:
     """One of them, broker and controller in one."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, silent_ms: int) -> None:
         self.number = number
         self._group = broker_group(number)
         self._folder = folder / f"kafka{number}"
@@ -36,6 +38,7 @@ class KafkaBroker:
             f"listeners=PLAINTEXT://{host}:{PORT},CONTROLLER://{host}:{CONTROL_PORT}\n"
             f"advertised.listeners=PLAINTEXT://{host}:{PORT}\ncontroller.listener.names=CONTROLLER\n"
             f"log.dirs={self._folder / 'data'}\noffsets.topic.replication.factor=3\n"
+            f"broker.session.timeout.ms={silent_ms}\nbroker.heartbeat.interval.ms={silent_ms // HEARTBEATS}\n"
         )
         self._java = [str(peers.find("java")), *SMALL_JAVA, "-cp", f"{peers.KAFKA_JARS}/*"]
         make = [*self._java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(self._config)]
@@ -70,8 +73,8 @@ class KafkaBroker:
 class KafkaCluster:
     """All of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.brokers = {number: KafkaBroker(folder, number) for number in BROKERS}
+    def __init__(self, folder: Path, silent_ms: int) -> None:
+        self.brokers = {number: KafkaBroker(folder, number, silent_ms) for number in BROKERS}
         for broker in self.brokers.values():
             broker.start()
         self.wait()
@@ -83,17 +86,26 @@ class KafkaCluster:
             assert time.monotonic() < until, "\n".join(broker.said()[-2000:] for broker in self.brokers.values())
             time.sleep(LOOK_S)
 
-    def place(self, topic: str) -> tuple[int, int]:
-        """Which broker leads the topic's partition, and how many are in sync; (0, 0): Kafka does not say."""
+    def leader(self, topic: str, partition: int) -> int:
+        """Which broker leads it; 0: Kafka does not say."""
+        return self._partitions(topic).get(partition, (0, 0))[0]
+
+    def in_sync(self, topic: str) -> int:
+        """How many brokers are in sync, of the partition that has the fewest; 0: Kafka does not say."""
+        return min((count for _, count in self._partitions(topic).values()), default=0)
+
+    @staticmethod
+    def _partitions(topic: str) -> dict[int, tuple[int, int]]:
+        """Of each, who leads it and how many are in sync."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient({"bootstrap.servers": SERVERS, "log_level": 0})
         try:
-            found = admin.list_topics(topic, timeout=10).topics[topic].partitions.get(0)
+            found = admin.list_topics(topic, timeout=10).topics[topic].partitions
         except KafkaException:
-            return 0, 0
-        return (found.leader, len(found.isrs)) if found is not None else (0, 0)
+            return {}
+        return {number: (one.leader, len(one.isrs)) for number, one in found.items()}
 
     def end(self) -> None:
         for broker in self.brokers.values():

@@ -24,7 +24,9 @@ class FakeConnection:
 def leg(said: bytes, *, certified: bool = True, node: str = "n1") -> tuple[GreetedLeg, int, list[str]]:
     reported: list[str] = []
     connection: Any = FakeConnection(node)
-    made = GreetedLeg({}, LOG, certified, lambda event, fields: reported.append(str(fields["reason"])), connection)
+    turns: Any = None
+    tell = lambda event, fields: reported.append(str(fields["reason"]))  # noqa: E731
+    made = GreetedLeg({}, LOG, certified, tell, turns, {}, connection)
     return made, made.receive(memoryview(said), 0), reported
 
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from tests.crash.felix_load import FelixStory
 from tests.wire import fast, peerbus
@@ -110,6 +111,8 @@ class Doors:
 class Clients:
     """Threads that work until the broker is gone."""
 
+    pause_s: ClassVar[float] = 0.0  # between two turns of a client, so that many of them share a small machine
+
     def __init__(self, story: Story, doors: Doors, seed: int) -> None:
         self._story = story
         self._doors = doors
@@ -148,7 +151,7 @@ class Clients:
         with fast.Client(self._doors.fast) as wire:
             if not queue.made:
                 create(wire, queue)
-            while not self._stop.is_set():
+            while not self._stop.wait(self.pause_s):
                 self._burst(wire, queue, chance)
 
     def _burst(self, wire: fast.Client, queue: Queue, chance: random.Random) -> None:
@@ -185,7 +188,7 @@ class Clients:
                 wire.say(letter(mailbox.name, number))
             mailbox.missing = []
             asked: deque[int] = deque()
-            while not self._stop.is_set():
+            while not self._stop.wait(self.pause_s):
                 for _ in range(chance.randint(0, SENDS_MAX)):
                     mailbox.sent += 1
                     wire.say(letter(mailbox.name, mailbox.sent - 1))

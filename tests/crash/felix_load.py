@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.wire import felix
 from tests.wire.felix import Session
@@ -104,6 +104,8 @@ class FelixDoor:
 class FelixClients:
     """Threads that work until the broker is gone."""
 
+    pause_s: ClassVar[float] = 0.0  # between two turns of a client, so that many of them share a small machine
+
     def __init__(self, story: FelixStory, door: FelixDoor, seed: int) -> None:
         self._story = story
         self._door = door
@@ -140,7 +142,7 @@ class FelixClients:
 
     def _publish(self, wire: Session, chance: random.Random) -> None:
         published = self._story.published
-        while not self._stop.is_set():
+        while not self._stop.wait(self.pause_s):
             asked: list[tuple[int, range]] = []
             data = []
             for _ in range(chance.randint(1, BURST_MAX)):
@@ -182,7 +184,7 @@ class FelixClients:
 
     def _cache(self, wire: Session, chance: random.Random) -> None:
         story = self._story
-        while not self._stop.is_set():
+        while not self._stop.wait(self.pause_s):
             waiting: list[Callable[[], None]] = []
             for _ in range(chance.randint(1, BURST_MAX)):
                 kind = chance.random()

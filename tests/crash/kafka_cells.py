@@ -87,7 +87,8 @@ class Nodes:
 
     def __init__(self, folder: Path, servers: str, topic: str, program: str = "") -> None:
         cluster = random.choice(CLUSTER_PORTS)
-        ports = {"cluster": cluster, **{door: shared_port() for door in ("blipmq", "flymq", "felix", "flight")}}
+        doors = ("blipmq", "flymq", "felix", "peerbus", "flight", "console")
+        ports = {"cluster": cluster, **{door: shared_port() for door in doors}}
         self.cells = CellMap(CELLS, dead_letter_suffix=".dlq")
         self.all = [CellNode(folder, number, (servers, topic), ports, program) for number in range(2)]
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from tests.crash import reader
 from tests.wire import blipmq as wire
@@ -113,6 +114,8 @@ class History:
 class Load:
     """Producers and one consumer on one broker, until stopped or until it dies."""
 
+    pause_s: ClassVar[float] = 0.0  # between two turns of a client, so that many of them share a small machine
+
     def __init__(self, history: History, address: str, consume: bool = True, small_share: float = SMALL_SHARE) -> None:
         self._history = history
         self._small_share = small_share
@@ -172,8 +175,7 @@ class Load:
                 history.refused[number, found.id] = found.refusal
                 refused.add(found.id)
             history.acked.update((number, n) for n in range(first, first + count) if n not in refused)
-            if refused:
-                self._stop.wait(0.01)
+            self._stop.wait(max(self.pause_s, 0.01 if refused else 0.0))
 
     def _consume(self, _: int, peer: Client) -> None:
         history = self._history

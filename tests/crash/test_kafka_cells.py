@@ -7,19 +7,25 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
+from pyarrow.flight import FlightError  # type: ignore[import-untyped]  # pyarrow ships no types
 
 import quintet
 from bench import peers
 from quintet.cli.operate import scrape
-from quintet.client.core.errors import QuintetError, TopicNotFound
+from quintet.cli.terminal.common import manage
+from quintet.client.core.errors import ConnectionLost, QuintetError, TopicNotFound, UserExists
 from quintet.client.manage import Manage
+from quintet.config import DEV_PEERBUS_TOKEN
+from tests.console.conftest import Browser
 from tests.crash import reader
 from tests.crash.brokers import ROOT
 from tests.crash.cells import SMALL_JAVA
 from tests.crash.kafka_cells import CELLS, CellNode, Nodes
+from tests.flight.client import Client, refused, rows
 
 pytestmark = pytest.mark.crash
 WAIT_S = 90.0
@@ -142,22 +148,24 @@ async def test_nothing_is_lost_when_nodes_die_and_cells_move(nodes: Nodes) -> No
     assert drained.returncode == 0, drained.stderr
     await lead(nodes, first.name, first.name)
     await load.more()
+    await asyncio.to_thread(say_the_truth, nodes, first, second)
+    await asyncio.to_thread(let_go, first, second)
+    await lead(nodes, first.name, second.name)  # where they fall by themselves
+    await load.more()
     await load.stop()
     for node in nodes.all:
         check(await stored(node, topics), load.acked)
     assert not control.acked <= set(await stored(first, forgotten)), "what was in memory is gone with its node"
-    say_the_truth(nodes, first, second)
     assert [node.terminate() for node in nodes.all] == [0, 0]
     check_files(nodes, topics)
 
 
 async def reach_every_cell(nodes: Nodes, home: CellNode) -> None:
-    """By Felix, whose door is cell 0's; as a user who was made at one node and is known to all cells; by Flight what is in cell 0."""
+    """By Felix, peerbus, Flight and console, which are cell 0's; as a user who was made at one node and is known to all cells."""
     topics = nodes.topics("reached")
     for number, node in enumerate(nodes.all):
         name = f"user{number}"
-        async with quintet.connect(url(node, "flymq"), wait=WAIT_S) as bus:
-            await Manage(bus).create_user(name, "secret-123", roles=["admin"])
+        await make_user(node, name)
         for other in nodes.all:
             async with quintet.connect(f"flymq://{name}:secret-123@{other.doors['flymq']}") as bus:
                 for topic in topics:
@@ -169,17 +177,100 @@ async def reach_every_cell(nodes: Nodes, home: CellNode) -> None:
             async with bus.subscribe(topic, start="earliest") as messages:
                 found = [(await anext(messages)).value for _ in range(5)]
             assert sorted(found) == [b"felix", b"user0", b"user0", b"user1", b"user1"]
+    await asyncio.to_thread(fly, nodes, topics)
     for node in nodes.all:
-        listed = await asyncio.to_thread(flights, node.doors["flight"])
-        assert topics[0] in listed and topics[1] not in listed
+        await asyncio.to_thread(browse, node, topics)
+    await write_to_a_peer(nodes)
 
 
-def flights(address: str) -> list[str]:
-    from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
+async def make_user(node: CellNode, name: str) -> None:
+    """Until it is there: on a busy machine cell 0 may change its leader meanwhile, which ends the connection."""
+    async with quintet.connect(url(node, "flymq"), wait=WAIT_S) as bus, asyncio.timeout(WAIT_S):
+        made = False
+        while not made:
+            with contextlib.suppress(ConnectionLost, UserExists):
+                await Manage(bus).create_user(name, "secret-123", roles=["admin"])
+            with contextlib.suppress(ConnectionLost):
+                made = name in {user.name for user in await Manage(bus).users()}
 
-    login = flight.FlightCallOptions(headers=[(b"authorization", b"Basic YWRtaW46YWRtaW4=")], timeout=WAIT_S)
-    with flight.connect(f"grpc://{address}") as client:
-        return [info.descriptor.path[0].decode() for info in client.list_flights(options=login)]
+
+def fly(nodes: Nodes, topics: list[str]) -> None:
+    """At each node: what was put at it, or at the other one, in either cell. One of them follows cell 0, and reads its own files."""
+    roles = []
+    for number, node in enumerate(nodes.all):
+        with flying(node, "admin", "admin") as client:
+            roles.append(client.act("node")["role"])
+            for topic in topics:
+                staged = client.put({"writer": topic, "epoch": number, "topic": topic}, rows(node.name.encode()))
+                said = {"writer": topic, "epoch": number, "stages": [staged["stage"]], "rows": 1, "log": staged["log"]}
+                assert client.act("stage_commit", **said) == {"fresh": True, "rows": 1}
+                assert client.act("fence", writer=topic)["epoch"] == number
+    assert sorted(roles) == ["follower", "leader"]
+    for node in nodes.all:
+        with flying(node, "admin", "admin") as client:
+            seen = client.act("topics", topics=[*topics, "nowhere"])
+            least = [[each["name"], each["identity"], [7]] for each in seen["topics"]]
+            listed = client.act("topics", topics=topics, at_least=least)["topics"]
+            assert [each["partitions"][0]["end"] for each in listed] == [7, 7] and seen["missing"] == ["nowhere"]
+            for topic in topics:
+                assert client.values(topic, last=7)[5:] == [other.name.encode() for other in nodes.all]
+                assert len(client.act("locate", topic=topic, ranges=[[0, 0, 7]])["files"]) == 1
+            client.act("group_commit", group="flown", offsets={topic: {"0": 3} for topic in topics})
+            assert {each["topic"] for each in client.act("groups", group="flown")["positions"]} == set(topics)
+    keep_out(nodes, topics)
+
+
+def keep_out(nodes: Nodes, topics: list[str]) -> None:
+    """Who may read nothing reads nothing, of whichever cell, at whichever node."""
+    manage(url(nodes.all[0], "flymq"), lambda m: m.create_user("guest", "secret-123", ["guest"]))
+    for node in nodes.all:
+        with flying(node, "guest", "secret-123") as client:
+            assert client.act("topics")["topics"] == [] and client.act("topics", topics=topics)["missing"] == topics
+            for topic in topics:
+                for call in (client.values, lambda topic: client.put(topic, rows(b"x"))):
+                    with refused("E1201"):
+                        call(topic)
+
+
+def flying(node: CellNode, user: str, password: str) -> Client:
+    """When the node takes this user: a follower learns of it a moment later."""
+    host, _, port = node.doors["flight"].rpartition(":")
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return Client(int(port), user, password, host=host)
+        except FlightError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def browse(node: CellNode, topics: list[str]) -> None:
+    """The console of any node shows and reads topics of every cell."""
+    person = Browser(node.doors["console"])
+    try:
+        person.log_in("admin", "admin")
+        listed = person.ask("/api/topics", filter="reached")["rows"]
+        assert {row["name"] for row in listed} == set(topics)
+        for topic in topics:
+            assert len(person.ask("/api/messages", topic=topic, partition=0, offset=0)["rows"]) == 7
+    finally:
+        person.client.close()
+
+
+async def write_to_a_peer(nodes: Nodes) -> None:
+    """What waits in a mailbox is read by other doors, at each node."""
+    ann, bob = (
+        f"peerbus://:{DEV_PEERBUS_TOKEN}@{node.doors['peerbus']}?name={name}&verify=off"
+        for node, name in zip(nodes.all, ("ann", "bob"), strict=True)
+    )
+    async with quintet.peer(ann, timeout=WAIT_S):
+        pass
+    async with quintet.peer(bob, timeout=WAIT_S) as peer:
+        await peer.send("ann", "while you were away")
+    for node in nodes.all:
+        async with quintet.connect(url(node, "flymq")) as bus:
+            (waiting,) = [message.value async for message in bus.replay("peerbus/ann")]
+            assert b"while you were away" in waiting
 
 
 def say_the_truth(nodes: Nodes, first: CellNode, second: CellNode) -> None:
@@ -191,9 +282,18 @@ def say_the_truth(nodes: Nodes, first: CellNode, second: CellNode) -> None:
     assert refused.returncode != 0
     assert f"{second.name} is drained" in refused.stderr
     assert "knows no node n9 that is up" in command(first, "move", "1", "n9").stderr
+    assert "n9 is not drained" in command(first, "fill", "n9").stderr
     for node in nodes.all:
         ready, lines = scrape.readiness(node.admin)
         assert ready, lines
+
+
+def let_go(first: CellNode, second: CellNode) -> None:
+    """What an operator said of cell 0 and of a node counts no more."""
+    freed = command(second, "move", "0", "--free")
+    assert freed.returncode == 0 and "is to be led by any node" in freed.stdout, freed.stderr
+    filled = command(first, "fill", second.name)
+    assert filled.returncode == 0 and filled.stdout.count(f"may be led by {second.name}") == CELLS, filled.stderr
 
 
 def check_files(nodes: Nodes, topics: list[str]) -> None:

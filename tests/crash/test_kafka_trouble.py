@@ -6,9 +6,11 @@ One broker for all of it: anybody may do anything on its plain listener, and the
 
 import contextlib
 import queue
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from tests.crash.load import History
 pytestmark = pytest.mark.crash
 ANSWER_S = 60.0
 TURN_S = 0.1
+OTHER_CLUSTER = "Bk3sIYrSQsGJx0jXkq7q2A"
 PASSWORD = "right"
 JAAS = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
@@ -223,6 +226,45 @@ def publish_when_it_leads(history: History, node: NodeProcess) -> None:
                 return
         assert time.monotonic() < until, node.said()[-2000:]
         time.sleep(TURN_S)
+
+
+@pytest.mark.timeout(600)
+def test_another_cluster_behind_the_addresses_ends_readers_and_leaders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not peers.has_kafka():
+        pytest.skip("NOT PROVEN HERE: Kafka is not installed (python bench/peers.py --install kafka)")
+    monkeypatch.setattr(kafka, "CLUSTER_S", 0.5)
+    loop, ended = Reports(), dict[str, str]()
+
+    def note(name: str, error: Exception) -> None:
+        ended.setdefault(name, str(error))
+
+    wals: dict[str, KafkaWal] = {}
+    with peers.kafka(tmp_path / "one", SMALL_JAVA) as one:
+        servers = f"127.0.0.1:{one.address[1]}"
+        for name in ("reads", "leads"):
+            wal = wals[name] = KafkaWal(options(servers, "cell"), loop.calls.put, loop.report)
+            wal.on_replaced = partial(note, name)
+            wal.prepare(None)
+            wal.open()
+        answers = list[int]()
+        wals["leads"].produce(b"first", lambda offset, error: answers.append(offset))
+        wals["reads"].read_from(0, lambda offset, record: answers.append(offset), lambda error: None, lambda: False)
+        loop.until(lambda: answers == [0, 0])
+        time.sleep(4 * kafka.CLUSTER_S)
+        assert not ended, "it is the same cluster"
+    try:
+        (tmp_path / "other").mkdir()
+        shutil.copy(tmp_path / "one" / "ports.json", tmp_path / "other")
+        monkeypatch.setattr(peers, "KAFKA_CLUSTER", OTHER_CLUSTER)
+        with peers.kafka(tmp_path / "other", SMALL_JAVA):
+            loop.until(lambda: ended.keys() == wals.keys())
+    finally:
+        for wal in wals.values():
+            wal.close()
+    for said in ended.values():
+        assert said.startswith(f"E1512: {servers} is the Kafka cluster {OTHER_CLUSTER}; this node's log belongs to")
 
 
 def test_a_kafka_that_is_away_later_is_said_to_be_once() -> None:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -86,6 +87,8 @@ class Story:
 class Clients:
     """Threads that work until the broker is gone, or until they are stopped."""
 
+    pause_s: ClassVar[float] = 0.0  # between two turns of a client, so that many of them share a small machine
+
     def __init__(self, story: Story, address: str, seed: int) -> None:
         self._story = story
         self._address = address
@@ -118,7 +121,7 @@ class Clients:
     def _guard(self, work: Callable[[Client, random.Random], None], chance: random.Random) -> None:
         try:
             with Client(self._address).login() as wire:
-                while not self._stop.is_set():
+                while not self._stop.wait(self.pause_s):
                     work(wire, chance)
         except Closed:
             return

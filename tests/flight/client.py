@@ -16,10 +16,12 @@ TIMEOUT_S = 30.0
 class Client:
     """Logs in by the handshake when a user is named; `header` is sent as it is."""
 
-    def __init__(self, port: int, user: str = "", password: str = "", *, header: str = "") -> None:
+    def __init__(
+        self, port: int, user: str = "", password: str = "", *, header: str = "", host: str = "127.0.0.1"
+    ) -> None:
         # Otherwise gRPC lets all clients of a process share one connection, and what ends one would end all.
         alone = [("grpc.use_local_subchannel_pool", 1)]
-        self.flight = flight.FlightClient(f"grpc://127.0.0.1:{port}", generic_options=alone)
+        self.flight = flight.FlightClient(f"grpc://{host}:{port}", generic_options=alone)
         self._headers = [(b"authorization", header.encode())] if header else []
         if user:
             try:

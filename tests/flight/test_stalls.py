@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.flight import outgoing
 from quintet.flight.outgoing import COST_PER_BYTE, Outgoing
 from quintet.model import limits
 from quintet.model.errors import ShuttingDown
@@ -43,6 +44,22 @@ def test_a_batch_waits_for_room_and_a_closing_door_lets_nobody_wait() -> None:
     budget.close()
     blocked.join(60)
     assert len(got) == 2
+
+
+def test_a_reader_is_not_ended_while_the_broker_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "STALL_S", -1.0)  # whoever has something to take is late
+    monkeypatch.setattr(outgoing, "shut", lambda _peer: True)
+    ended: list[str] = []
+    budget = Outgoing(10 * COST_PER_BYTE, ended.append)
+    try:
+        held = budget.hold("a", 8)
+        budget._end_stalled()
+        assert ended == []
+        budget.made(held, 8)
+        budget._end_stalled()
+        assert "a" in ended
+    finally:
+        budget.close()
 
 
 def test_readers_that_take_nothing_are_bounded_and_ended(tmp_path: Path) -> None:

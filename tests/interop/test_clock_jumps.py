@@ -468,6 +468,8 @@ ELSEWHERE = {
     "log/embedded/backup/cut.py": "tests/cli/test_backup.py: the clock is set back and ahead while a backup is made",
     "kernel/pure_lent.py": "is handed the time by lending.py",
     "kernel/pure_tails.py": "hands the time to pure_lent.py",
+    "log/embedded/partitions/lone.py": "measures, and ends nothing",
+    "log/embedded/partitions/unsynced.py": "a journal that was not made is tried again; tests/log/test_unsynced.py, by simulated time",
     "log/embedded/partitions/lending.py": "since when a segment lacks something; tests/log/test_lending.py, by simulated time",
     "log/embedded/partitions/lendable.py": "says when a chunk was staged",
     "log/replicated/trimming.py": "tests/log/test_cell_trimming.py, by simulated time",

@@ -167,7 +167,7 @@ class EchoSection(QuicSection):
 async def serving(folder: Path, **options: Any) -> AsyncIterator[tuple[ClockedListener, Seen]]:
     certificate, key, _ = development_certificate(folder, ("localhost", "127.0.0.1"))
     seen = Seen()
-    chosen = {name: options.pop(name) for name in list(options) if name in ListenerOptions.__slots__}
+    chosen = {name: options.pop(name) for name in list(options) if name in ListenerOptions.__struct_fields__}
     listener = ClockedListener(
         ListenerOptions("echo", "127.0.0.1", 0, **chosen),
         EchoSection.model_construct(**options),  # a test may ask for less than an operator may

@@ -236,7 +236,7 @@ class FollowerBroker:
     def _behind(self, needs: Sequence[Need]) -> QuintetError | None:
         for need in needs:
             topic = self.topics.get(need.topic.encode(errors="replace"))
-            if topic is None or (need.identity and need.identity != f"{self.log.identity}/{topic.spec.identity}"):
+            if topic is None or (need.identity and not self._is_meant(need.identity, topic.spec.identity)):
                 return self._lacks(f"does not have topic {need.topic!r} as the read knows it")
             for number, end in need.ends.items():
                 visible = topic.partitions[number].visible if number < len(topic.partitions) else 0
@@ -244,6 +244,9 @@ class FollowerBroker:
                     place = f"partition {number} of topic {need.topic!r}"
                     return self._lacks(f"has {place} up to offset {visible}; the read needs {end}")
         return None
+
+    def _is_meant(self, identity: str, topic: str) -> bool:
+        return identity == f"{self.log.identity}/{topic}"
 
     def _lacks(self, what: str) -> Behind:
         return Behind(
@@ -264,6 +267,10 @@ class FollowerBroker:
 
     # -- as the broker ---------------------------------------------------------------------------------------------
 
+    def principal(self, identity: str, _name: str) -> Principal | None:
+        """Who this identity is now; None: nobody, any more."""
+        return self.access.current(identity)
+
     def authenticate(self, secret: bytes, peer: str = "") -> tuple[str, Principal]:
         """(identity, principal) of an API key."""
         try:
@@ -278,3 +285,14 @@ class FollowerBroker:
 
     def _refused(self, principal: Principal, action: Action, topic: str, peer: str) -> None:
         self.audit.record("access.denied", principal.name, topic, "denied", peer, action)
+
+
+class JudgedBroker(FollowerBroker):
+    """Of another cell than 0 (ADR 53). Identity is cell 0's and not in this replica: the process of cell 0 on the same node, the only one that
+    asks, has found out who may read what before it asks. To clients the broker is one log, that of cell 0."""
+
+    def principal(self, _identity: str, name: str) -> Principal | None:
+        return Principal(name)
+
+    def _is_meant(self, identity: str, topic: str) -> bool:
+        return identity.partition("/")[2] == topic

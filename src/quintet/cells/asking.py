@@ -84,5 +84,13 @@ class CellNodes:
         """Of every cell, one after the other."""
         return (self.place(cell, PlaceAsked(drain=node)) for cell in range(self.cells))
 
-    def fill(self, node: str) -> Iterator[NodeSaid]:
-        return (self.place(cell, PlaceAsked(fill=node)) for cell in range(self.cells))
+    def fill(self, node: str) -> dict[int, NodeSaid]:
+        """Of every cell for which it is drained; ConfigError: there is none."""
+        found = {}
+        for cell in range(self.cells):
+            leaders = [each.said for each in self.ask(cell) if each.said is not None and each.said.role == "leader"]
+            if not leaders or node in leaders[0].avoided:
+                found[cell] = self.place(cell, PlaceAsked(fill=node))
+        if not found:
+            raise ConfigError(f"{node} is not drained", hint="quintet cell list")
+        return found

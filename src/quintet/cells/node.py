@@ -1,7 +1,8 @@
 """Runs the process of one cell on one of several nodes over Apache Kafka (ADR 47): leads its partition of the WAL or follows it.
 
-    follows   legs to this cell are carried to its leader (net/cells/crossing.py); the doors of this process are closed. In cell 0 the doors
-              without a router lead to its leader, and so do all others while no process of this node leads a cell
+    follows   legs to this cell are carried to its leader (net/cells/crossing.py), and so is what the Flight door and the console of cell 0 ask
+              the leader of this cell (ADR 53); the doors of this process are closed. In cell 0 the doors without a router lead to its
+              leader, and so do all others while no process of this node leads a cell
     leads     a broker behind the doors that all processes share, as on one machine (cells/process.py), and a listener for legs of
               other nodes
     leaves    another node should lead (cells/sharing.py): it drains, says so in its last record, ends, and comes back as a follower
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quintet import figures, logs, server
 from quintet.admin.app import create_app
 from quintet.admin.listener import serve_http
+from quintet.broker.follower import FollowerBroker, JudgedBroker
 from quintet.cell_server import CellServer, CurrentView
 from quintet.cells.figures import Answering, CellsView, figures_path
 from quintet.cells.process import CellProcess
@@ -32,15 +34,17 @@ from quintet.cells.sharing import wanted
 from quintet.cells.supervisor import Load, serve_cells
 from quintet.config import Settings
 from quintet.config.renaming import OldName
+from quintet.flight.section import FlightListener
 from quintet.log.replicated.kafka import WalOptions
 from quintet.log.replicated.records import Placement
 from quintet.log.replicated.status import NodeRole
-from quintet.model.cells import HOME, parse_place
+from quintet.model.cells import parse_place
 from quintet.net.cells import wire
 from quintet.net.cells.crossing import Crossings, Leaving, Way
 from quintet.net.cells.doors import ProcessPlace
 from quintet.net.cells.remote import NAME as LEGS
 from quintet.net.cells.remote import Greeting, RemoteLegs, greeting
+from quintet.net.cells.sockets import console_path, flight_lead_path, flight_path, listen_between
 from quintet.net.cluster.node import ANY
 from quintet.net.cluster.wire import NodeSaid, PeerRefused, PlaceAsked
 from quintet.net.forwarding.addresses import shown
@@ -60,8 +64,8 @@ STEADY_LEASES: Final = (
 )
 CERTIFICATE_S: Final = 60.0  # after which certificates are read again
 
-# Flight and the console show cell 0: those of other cells would have to be asked on the nodes that lead them.
-ELSEWHERE_OFF: Final = {"listeners.flight.enabled": False, "listeners.console.enabled": False}
+FLIGHT: Final = "flight"  # where tunnels lead to
+CONSOLE: Final = "console"
 
 _log = logs.Logger()
 
@@ -104,7 +108,7 @@ class NodeCell(CellServer, CellProcess):
 
     place_type = NodePlace
     place: NodePlace
-    _crossings: Crossings
+    _inner_flight: "Door | None" = None  # of the leader of cell 0, for other nodes
     _detour: Forwarding | None = None  # of doors with a router, in cell 0, while no process of this node leads
     _view: CurrentView | None = None
     _legs: RemoteLegs | None = None
@@ -116,11 +120,10 @@ class NodeCell(CellServer, CellProcess):
 
     @staticmethod
     def flags_of(settings: Settings, cell: int) -> dict[str, object]:
-        flags: dict[str, object] = {
+        return {
             "cluster.listen": next_address(settings.cluster.listen, cell),
             "cluster.peers": tuple(next_address(peer, cell) for peer in settings.cluster.peers),
         }
-        return flags if cell == HOME else flags | ELSEWHERE_OFF
 
     def _wal_options(self) -> WalOptions:
         return replace(super()._wal_options(), partition=self.place.cell, partitions=self.place.cells.count)
@@ -129,10 +132,12 @@ class NodeCell(CellServer, CellProcess):
         return self.place.cells.layout
 
     def _flight_type(self, door: "type[Door]") -> "Callable[..., Door]":
-        return door
+        found = super()._flight_type(door)
+        return partial(found, over_nodes=True) if self.is_home else found
 
-    def _console_elsewhere(self) -> object:
-        return None
+    @property
+    def _follower_type(self) -> type[FollowerBroker]:
+        return FollowerBroker if self.is_home else JudgedBroker
 
     # -- while it follows ----------------------------------------------------------------------------------------------
 
@@ -141,9 +146,10 @@ class NodeCell(CellServer, CellProcess):
         asyncio.get_running_loop().add_reader(self._alive, self._left_alone)
         assert self.cluster is not None, "the configuration asks for cluster.listen"
         self.cluster.placing, self.cluster.of_place = self._place_as_asked, self._said_of_place
-        self._crossings = Crossings(self.place.legs, self._way, server.report)
-        self._crossings.start()
-        self.cell.on_role_change(self._crossings.leader_changed)
+        carried = [Crossings(self.place.legs, self._way, server.report), *self._tunnels()]
+        for each in carried:
+            each.start()
+            self.cell.on_role_change(each.leader_changed)
         leaving = Leaving(self.place.handed)
         detour = asyncio.ensure_future(self._open_detour()) if self.is_home else None
         led = await super()._until_leading()
@@ -151,14 +157,25 @@ class NodeCell(CellServer, CellProcess):
             detour.cancel()
             await self._close_detour()
         leaving.stop()
-        self._crossings.stop()
+        for each in carried:
+            each.stop()
         return led
+
+    def _tunnels(self) -> list[Crossings]:
+        """What other processes of this node ask the leader of this cell."""
+        links, cell = self.place.links, self.place.cell
+        paths = {FLIGHT: flight_lead_path(links, cell), CONSOLE: console_path(links, cell)}
+        return [
+            Crossings(listen_between(path), partial(self._way, to), server.report, closes=True)
+            for to, path in paths.items()
+            if to == FLIGHT or not self.is_home
+        ]
 
     def _forwarding(self) -> Forwarding:
         """Doors with a router are not among them: other processes of this node may have them open."""
         listeners = self.settings.listeners
-        doors = [door for door in listeners.doors if not door.in_every_process] if self.is_home else []
-        found = [door for door in forwarded_doors(doors, listeners.of) if door.port]
+        doors = [door for door in listeners.doors if not door.in_every_process]
+        found = self._reachable(forwarded_doors(doors, listeners.of)) if self.is_home else []
         return Forwarding(found, self.leader_host, server.report)
 
     async def _open_detour(self) -> None:
@@ -186,8 +203,8 @@ class NodeCell(CellServer, CellProcess):
             self.place.stop_listening()
             await detour.stop()
 
-    def _way(self) -> Way | None:
-        """To the leader of this cell."""
+    def _way(self, to: str = "") -> Way | None:
+        """To the leader of this cell; to: for a tunnel to this socket of it."""
         leader, cluster = self.cell.leader_node, self.cluster
         assert cluster is not None
         if leader is None:
@@ -197,7 +214,8 @@ class NodeCell(CellServer, CellProcess):
             return None
         host, port = split_address(said.legs)
         self._read_certificates()
-        return Way(host, port, self._dials_tls, greeting(Greeting(self.settings.cell.node, cluster.hello.log)))
+        said_first = greeting(Greeting(self.settings.cell.node, cluster.hello.log, to))
+        return Way(host, port, self._dials_tls, said_first, leader.name)
 
     def _read_certificates(self) -> None:
         """For connections to come: a renewed certificate needs no restart."""
@@ -234,7 +252,7 @@ class NodeCell(CellServer, CellProcess):
         assert cluster is not None
         host, port = split_address(self.settings.cluster.listen)
         port += self.place.cells.count if port else 0
-        trust = cluster.trust
+        trust, links, cell = cluster.trust, self.place.links, self.place.cell
         self._legs_tls = None if trust.certificate is None else trust.context(server_side=True)
         legs = RemoteLegs(
             (host, port),
@@ -244,9 +262,29 @@ class NodeCell(CellServer, CellProcess):
             self._legs_tls,
             self.output,
             self.turns,
+            {FLIGHT: flight_path(links, cell), CONSOLE: console_path(links, cell)},
         )
         await legs.start()
         self.listeners[LEGS] = self._legs = legs
+
+    def _open_flight(self, door: FlightListener) -> None:
+        """From here on this process is what `flight-lead` leads to."""
+        super()._open_flight(door)
+        links, cell = self.place.links, self.place.cell
+        if self.is_home and self.flight is not None:
+            from quintet.flight.cells import InnerDoor  # late: who has no pyarrow has no such door
+
+            self._inner_flight = InnerDoor(
+                self.broker,
+                self._bridge,
+                door,
+                self.settings.data,
+                os.urandom,
+                server.report,
+                pipelines=self.flight.pipelines,
+                path=flight_path(links, cell),
+            )
+        os.symlink(flight_path(links, cell), flight_lead_path(links, cell))
 
     async def _open_admin(self) -> None:
         door, place = self.settings.listeners.admin, self.place
@@ -346,6 +384,8 @@ class NodeCell(CellServer, CellProcess):
 
     async def _drain(self) -> None:
         self.place.close_doors()
+        if self._inner_flight is not None:
+            self._inner_flight.close()
         await super()._drain()
 
     async def _close_log(self) -> None:

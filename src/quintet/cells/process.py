@@ -27,6 +27,7 @@ from quintet.net.cells.doors import CellDoors, ProcessPlace
 from quintet.net.cells.identity import NAME as IDENTITY
 from quintet.net.cells.identity import Following, Spreading
 from quintet.net.cells.pins import LinkedPins
+from quintet.net.cells.sockets import console_path, flight_path
 from quintet.net.doors import OpenDoors
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class CellProcess(server.Server):
         place = self.place
         if self.is_home:
             return partial(cells.CellsDoor, cells=place.cells, own=place.cell, links=place.links)
-        return partial(cells.InnerDoor, path=cells.socket_path(place.links, place.cell))
+        return partial(cells.InnerDoor, path=flight_path(place.links, place.cell))
 
     def _console_elsewhere(self) -> object:
         from quintet.console import cells  # late: who has no console does not load it
@@ -164,7 +165,6 @@ class CellProcess(server.Server):
             return
         from quintet.console.app import Console  # late: who has no console does not load it
         from quintet.console.cells import Answering as ConsoleAnswering
-        from quintet.console.cells import console_path
 
         console = Console(self, door, os.urandom, server.report, failures_per_minute=0)
         console.sampler.start()

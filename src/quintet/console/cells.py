@@ -3,12 +3,14 @@
     browser -> Console (cell 0) -> Elsewhere -> a socket between processes -> Answering (the topic's cell) -> the same handler there
 
 Who asks was found out in cell 0; the other cell is told the identity and asks its own gate for the right. One request is one
-connection. Streams (a tail, a search) are cell 0's: of another cell's topic they are refused with a sentence.
+connection: a u32 length and the question in MessagePack, then the answer up to the end. Over nodes the socket may lead to the node that
+leads the cell (ADR 53). Streams (a tail, a search) are cell 0's: of another cell's topic they are refused with a sentence.
 """
 
 import asyncio
 import contextlib
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,9 +27,12 @@ from quintet.model import errors
 from quintet.model.cells import CellMap
 from quintet.model.client_address import ClientAddress
 from quintet.model.errors import AuthError, BadRequest, QuintetError, ShuttingDown
+from quintet.net.cells.sockets import console_path
 
 ANSWER_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 256 << 20
+QUESTION_BYTES_MAX: Final = 64 << 20
+LENGTH: Final = struct.Struct(">I")
 LISTED_MAX: Final = 10_000  # rows of a list over all cells that can be paged through
 # Lists that are joined, and what each is sorted by unless the question says otherwise.
 LISTS: Final = {"/api/topics": "name", "/api/readers": "topic", "/api/dead": "topic", "/api/schemas": "name"}
@@ -57,10 +62,6 @@ class Said(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-def console_path(links: Path, cell: int) -> str:
-    return str(links / f"console-{cell}")
-
-
 class Elsewhere:
     """Cell 0's side."""
 
@@ -87,8 +88,8 @@ class Elsewhere:
             async with asyncio.timeout(ANSWER_S):
                 reader, writer = await asyncio.open_unix_connection(console_path(self._links, cell))
                 try:
-                    writer.write(msgspec.msgpack.encode(question))
-                    writer.write_eof()
+                    said_as = msgspec.msgpack.encode(question)
+                    writer.writelines((LENGTH.pack(len(said_as)), said_as))
                     said = msgspec.msgpack.decode(await reader.read(-1), type=Said)
                 finally:
                     writer.close()
@@ -151,14 +152,15 @@ class Answering:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = msgspec.msgpack.decode(await reader.read(-1), type=Question)
+            size = int(LENGTH.unpack(await reader.readexactly(LENGTH.size))[0])
+            asked = msgspec.msgpack.decode(await reader.readexactly(min(size, QUESTION_BYTES_MAX)), type=Question)
             try:
                 said = await self._answer(asked)
             except QuintetError as error:
                 said = Said(code=error.code, message=error.message, hint=error.hint)
             writer.write(msgspec.msgpack.encode(said))
             await writer.drain()
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, EOFError, msgspec.MsgspecError):
             pass  # cell 0 says that this cell does not answer
         except Exception as fault:
             self._report("console_failed", {"path": "of another cell", "error": repr(fault)})

@@ -49,13 +49,15 @@ class Download(msgspec.Struct):
 
 
 def lossless(value: object) -> object:
-    """The same with large numbers as text. Dataclasses and named tuples become objects."""
+    """The same with large numbers as text. Structs, dataclasses and named tuples become objects."""
     if isinstance(value, bool | str | float | None):
         return value
     if isinstance(value, int):
         return value if -SAFE_INTEGER <= value <= SAFE_INTEGER else str(value)
     if isinstance(value, dict):
         return {name: lossless(below) for name, below in value.items()}
+    if isinstance(value, msgspec.Struct):
+        return {name: lossless(getattr(value, name)) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: lossless(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -2,6 +2,10 @@
 
     client -> CellsDoor (cell 0) -> its own broker, or the InnerDoor of another cell, by a socket that only this user's processes reach
 
+Over nodes (ADR 53) every node has all cells, and its process of cell 0 has the door. A socket `lead` leads to the InnerDoor of the cell's
+leader, on whichever node that is. While this node leads cell 0 all goes there. While it follows cell 0, reads are answered by the node's own
+files of each cell, as old as they may be (ADR 43), and judged here: the replicas of other cells have no identities.
+
 Cell 0 finds out who calls; the others are told (`Caller`), and judge rights by their own tables, which are cell 0's (broker/identity/
 shared.py). To clients the broker is one log: the identity of cell 0's is put in the place of the others'. A stage says its cell; stages of
 two cells are not committed together, because that could not be atomic. Topics named by a column are those of cell 0.
@@ -19,6 +23,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyarrow import flight
 
+from quintet.broker.follower import FollowerBroker
 from quintet.flight import columns, reading, verbs, wire
 from quintet.flight.errors import text_of, to_flight
 from quintet.flight.login import HEADER, Caller, Login
@@ -26,21 +31,20 @@ from quintet.flight.section import FlightListener
 from quintet.flight.server import CallPermit, Door, _bytes, _decode, _path
 from quintet.model.cells import CellMap
 from quintet.model.errors import BadRequest, OtherCell, ShuttingDown
+from quintet.net.cells.sockets import flight_lead_path, flight_path
 
 BY_TOPIC: Final = frozenset({"topic_create", "offsets_for_time", "locate", "reject", "redrive", "dead", "schema"})
 SPLIT: Final = frozenset({"topics", "stage_commit", "stage_abort", "fence", "group_commit", "groups"})
-HERE: Final = frozenset({"pipeline_report", "pipelines", "pipeline_stop", "node"})
-assert set(wire.ACTIONS) == BY_TOPIC | SPLIT | HERE, "every action has one place"
+CELL_0: Final = frozenset({"pipeline_report", "pipelines", "pipeline_stop"})
+HERE: Final = frozenset({"node"})
+assert set(wire.ACTIONS) == BY_TOPIC | SPLIT | CELL_0 | HERE, "every action has one place"
+READS: Final = frozenset({"topics", "offsets_for_time", "locate", "schema"})  # what a follower answers, beside do_get
 CALL_S: Final = 120.0  # for an action of another cell: as long as its bridge waits, and more
 RECONNECT_MS: Final = 500  # at most between two tries to reach a cell that was started again
 WHOLE: Final = b"whole"  # behind the last rows of a do_put
 SEPARATOR: Final = ":"  # between the cell of a stage and its name there
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-def socket_path(links: Path, cell: int) -> str:
-    return str(links / f"flight-{cell}")
 
 
 class ToldLogin(Login):
@@ -90,16 +94,31 @@ class InnerDoor(Door):
 class CellsDoor(Door):
     """The door of cell 0."""
 
-    def __init__(self, *given: Any, cells: CellMap, own: int, links: Path, **more: Any) -> None:
+    def __init__(
+        self, *given: Any, cells: CellMap, own: int, links: Path, over_nodes: bool = False, **more: Any
+    ) -> None:
         self._cells = cells
         self._own = own
-        options = [("grpc.max_reconnect_backoff_ms", RECONNECT_MS), ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS)]
-        self._others = {
-            cell: flight.FlightClient(flight.Location.for_grpc_unix(socket_path(links, cell)), generic_options=options)
-            for cell in range(cells.count)
-            if cell != own
-        }
+        numbers = range(cells.count)
+        self._near = {cell: _client(flight_path(links, cell)) for cell in numbers if cell != own}
+        self._leaders = {cell: _client(flight_lead_path(links, cell)) for cell in numbers} if over_nodes else self._near
         super().__init__(*given, **more)
+
+    @property
+    def _follows(self) -> bool:
+        return isinstance(self._broker, FollowerBroker)
+
+    def _is_here(self, cell: int, reads: bool) -> bool:
+        """Is it for the broker of this process?"""
+        return cell == self._own and (reads or not self._follows)
+
+    def _other(self, cell: int, reads: bool) -> flight.FlightClient:
+        return self._near[cell] if reads and self._follows else self._leaders[cell]
+
+    def _judge(self, caller: Caller, max_age_seconds: float, topic: str, sight: bool = False) -> None:
+        """Before another process of this node reads for somebody."""
+        if self._follows:
+            self._bridge.wait_for(lambda: verbs.judge(verbs.Call(self._broker, caller), max_age_seconds, topic, sight))
 
     def _cell_of(self, topic: str) -> int:
         return self._cells.cell_of(topic.encode(errors="replace"))
@@ -112,12 +131,13 @@ class CellsDoor(Door):
 
     def _ask_cell(self, cell: int, caller: Caller, name: str, ask: msgspec.Struct, kind: type[S]) -> S:
         """The answer of one cell, as if it were of cell 0's log."""
-        if cell == self._own:
+        reads = name in READS
+        if self._is_here(cell, reads):
             verb = self._verbs[name]
             return cast(S, self._bridge.wait_for(lambda: verb(verbs.Call(self._broker, caller), ask)))
         action = flight.Action(name, msgspec.json.encode(ask))
         with _far(cell):
-            (result,) = self._others[cell].do_action(action, self._options_of(caller))
+            (result,) = self._other(cell, reads).do_action(action, self._options_of(caller))
             return self._here(msgspec.json.decode(bytes(result.body), type=kind))
 
     def _here(self, answer: S) -> S:
@@ -140,11 +160,17 @@ class CellsDoor(Door):
         if name in BY_TOPIC:
             kinds = wire.ACTIONS[name]
             ask: Any = _decode(kinds[0], _bytes(action.body), name)
-            cell = self._cell_of(ask.subject if name == "schema" else ask.topic)
+            topic = ask.subject if name == "schema" else ask.topic
+            cell = self._cell_of(topic)
+            if name in READS and cell != self._own:
+                self._judge(caller, getattr(ask, "max_age_seconds", 0.0), topic, sight=name == "schema")
             return msgspec.json.encode(self._ask_cell(cell, caller, name, ask, kinds[1]))
         if name in SPLIT:
             ask = _decode(wire.ACTIONS[name][0], _bytes(action.body), name)
             return msgspec.json.encode(getattr(self, f"_{name}")(caller, ask))
+        if name in CELL_0:
+            ask, kind = _decode(wire.ACTIONS[name][0], _bytes(action.body), name), wire.ACTIONS[name][1]
+            return msgspec.json.encode(self._ask_cell(self._own, caller, name, ask, kind))
         return super()._act(caller, action)
 
     def _topics(self, caller: Caller, ask: wire.Selection) -> wire.Topics:
@@ -152,17 +178,29 @@ class CellsDoor(Door):
         for topic in ask.topics:
             names[self._cell_of(topic)].append(topic)
         found: list[wire.Topics] = []
+        seen = self._readable(caller, ask, (each.topic for each in ask.at_least))
         for cell in range(self._cells.count):
             if ask.topics and not ask.pattern and cell not in names:
                 continue
-            least = tuple(each for each in ask.at_least if self._cell_of(each.topic) == cell)
+            least = tuple(each for each in ask.at_least if self._cell_of(each.topic) == cell and each.topic in seen)
             part = msgspec.structs.replace(ask, topics=tuple(names[cell]), at_least=least)
             found.append(self._ask_cell(cell, caller, "topics", part, wire.Topics))
         topics = sorted((topic for each in found for topic in each.topics), key=lambda topic: topic.name)
         missing = {name for each in found for name in each.missing}
+        seen = self._readable(caller, ask, (topic.name for topic in topics))
+        missing |= {topic.name for topic in topics if topic.name not in seen}
+        topics = [topic for topic in topics if topic.name in seen]
         return wire.Topics(
             tuple(topics), tuple(name for name in ask.topics if name in missing), self._broker.log.identity
         )
+
+    def _readable(self, caller: Caller, ask: wire.Selection, names: Iterable[str]) -> set[str]:
+        """Those of them that the caller may read, as far as it is judged here."""
+        given = set(names)
+        if not self._follows or not given:
+            return given
+        call = lambda: verbs.readable(verbs.Call(self._broker, caller), ask.max_age_seconds, given)  # noqa: E731
+        return self._bridge.wait_for(call)
 
     def _groups(self, caller: Caller, ask: wire.GroupsRequest) -> wire.GroupPositions:
         cells = [self._cell_of(ask.topic)] if ask.topic else list(range(self._cells.count))
@@ -204,7 +242,7 @@ class CellsDoor(Door):
         found: dict[int, list[str]] = defaultdict(list)
         for stage in stages:
             number, separator, name = stage.partition(SEPARATOR)
-            if separator and not (number.isascii() and number.isdigit() and int(number) in self._others):
+            if separator and not (number.isascii() and number.isdigit() and int(number) in self._leaders):
                 raise BadRequest(f"there is no stage {stage[:100]!r}")
             if stage:
                 found[int(number) if separator else self._own].append(name if separator else stage)
@@ -226,8 +264,10 @@ class CellsDoor(Door):
         if cell == self._own:
             self._ask(caller, lambda call: call.source(topic))
         else:
+            self._judge(caller, 0.0, topic)
+            place = flight.FlightDescriptor.for_path(topic)
             with _far(cell):
-                self._others[cell].get_flight_info(flight.FlightDescriptor.for_path(topic), self._options_of(caller))
+                self._other(cell, reads=True).get_flight_info(place, self._options_of(caller))
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -240,8 +280,9 @@ class CellsDoor(Door):
             caller, permit = self._enter(context, stream=True)
             try:
                 reading.check(ask)
+                self._judge(caller, ask.max_age_seconds, ask.topic)
                 with _far(cell):
-                    reader = self._others[cell].do_get(ticket, self._options_of(caller, None))
+                    reader = self._other(cell, reads=True).do_get(ticket, self._options_of(caller, None))
                 with self._lock:
                     self.figures.reads += 1
                 batches = self._counted(_batches(reader, cell), permit)
@@ -263,7 +304,7 @@ class CellsDoor(Door):
             by_path = descriptor.descriptor_type == flight.DescriptorType.PATH
             topic = _path(descriptor) if by_path else _decode(wire.StageRequest, descriptor.command, "command").topic
             cell = self._cell_of(topic) if topic else self._own
-            if cell == self._own:
+            if self._is_here(cell, reads=False):
                 super().do_put(context, descriptor, reader, writer)
                 return
             caller, permit = self._enter(context, stream=True)
@@ -281,7 +322,7 @@ class CellsDoor(Door):
         batches: Iterator[pa.RecordBatch], is_cancelled: Callable[[], bool],
     ) -> wire.Staged:  # fmt: skip
         with _far(cell):
-            out, told = self._others[cell].do_put(descriptor, schema, self._options_of(caller, None))
+            out, told = self._leaders[cell].do_put(descriptor, schema, self._options_of(caller, None))
             try:
                 for batch in batches:
                     out.write_batch(batch)
@@ -295,7 +336,13 @@ class CellsDoor(Door):
         if said is None:
             raise ShuttingDown(f"cell {cell} of this broker has ended", hint="connect again in a moment")
         staged = self._here(msgspec.json.decode(bytes(said), type=wire.Staged))
-        return msgspec.structs.replace(staged, stage=f"{cell}{SEPARATOR}{staged.stage}" if staged.stage else "")
+        named = staged.stage and cell != self._own
+        return msgspec.structs.replace(staged, stage=f"{cell}{SEPARATOR}{staged.stage}") if named else staged
+
+
+def _client(path: str) -> flight.FlightClient:
+    options = [("grpc.max_reconnect_backoff_ms", RECONNECT_MS), ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS)]
+    return flight.FlightClient(flight.Location.for_grpc_unix(path), generic_options=options)
 
 
 def _batches(reader: flight.FlightStreamReader, cell: int) -> Iterator[pa.RecordBatch]:

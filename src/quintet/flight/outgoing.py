@@ -4,10 +4,11 @@ A stream holds the cost of a batch from before it is read until gRPC asks for th
 with the transport. gRPC's thread is then inside a blocking write that Python cannot interrupt and pyarrow cannot cancel:
 the way to end such a stream is to shut its TCP connection, which is found by its peer's address among the open sockets.
 
-    nobody waits for room     a stream that holds one batch for WRITE_STALL_US is ended
+    nobody waits for room     a stream that holds one batch, once it was read, for WRITE_STALL_US is ended
     somebody waits            for PRESSED_STALL_US
 """
 
+import math
 import os
 import socket
 import stat
@@ -66,7 +67,7 @@ class Outgoing:
                 self.waiting -= 1
             if self._closed:
                 raise ShuttingDown("the broker is shutting down", hint="connect again, and go on at this offset")
-            held = Held(peer, size, time.monotonic())
+            held = Held(peer, size, math.inf)  # while the broker reads it, the reader is not to blame
             self._held.add(held)
             self.used += size
         return held

@@ -110,11 +110,12 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         *,
         failures_per_minute: int = 0,
         output_bytes_max: int = limits.OUTPUT_BYTES_MAX,
+        pipelines: Pipelines | None = None,
     ) -> None:
         self.figures = Figures()
         self.outgoing = Outgoing(output_bytes_max, self._stalled)
         self._report = report
-        self.pipelines = Pipelines()
+        self.pipelines = Pipelines() if pipelines is None else pipelines
         self.login = self.login_type(broker, bridge, entropy, failures_per_minute)
         self.draining = False
         self._broker = broker

@@ -102,7 +102,9 @@ class Call:
     def __init__(self, broker: ReadBroker, caller: Caller) -> None:
         if isinstance(broker, FollowerBroker):
             broker.follow()  # a revocation counts as soon as it is visible here
-        principal = broker.access.current(caller.identity)
+            principal = broker.principal(caller.identity, caller.name)
+        else:
+            principal = broker.access.current(caller.identity)
         if principal is None:
             raise AuthError("this user may no longer use the broker", hint="log in again")
         self.broker = broker
@@ -249,6 +251,23 @@ async def topics(call: Call, ask: wire.Selection) -> wire.Topics:
     call = call.again()
     found, missing = select(call, ask)
     return wire.Topics(tuple(_info(source) for source in found), tuple(missing), call.broker.log.identity)
+
+
+async def judge(call: Call, max_age_seconds: float, topic: str, sight: bool = False) -> None:
+    """Raise unless this topic may be read (sight: read or written), before another cell of this node is asked for it (ADR 53)."""
+    await fresh(call.broker, max_age_seconds)
+    call = call.again()
+    if sight:
+        call.require_sight(topic)
+    else:
+        call.require("subscribe", topic)
+
+
+async def readable(call: Call, max_age_seconds: float, names: Iterable[str]) -> set[str]:
+    """Those that may be read."""
+    await fresh(call.broker, max_age_seconds)
+    call = call.again()
+    return {name for name in names if call.may_read(name)}
 
 
 async def topic_create(call: Call, ask: wire.CreateRequest) -> wire.Created:

@@ -6,7 +6,8 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from quintet.model import limits
 from quintet.net.connection import Connection
@@ -23,8 +24,7 @@ SHUTTING_DOWN = "the broker is shutting down"  # the reason `close_all` gives at
 Report = Callable[[str, dict[str, object]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerOptions:
+class ListenerOptions(msgspec.Struct, frozen=True):
     """Where and how much."""
 
     name: str
@@ -94,6 +94,7 @@ class Listener:
         self._tls = tls
         self._report = report
         self._server: asyncio.Server | None = None
+        self._address: str
         self._watched: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
         self._failures = Failures(options.auth_failures_per_minute)
@@ -116,6 +117,8 @@ class Listener:
                 backlog=BACKLOG,
                 reuse_address=True,
             )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._sweep()
 
     @property
@@ -124,9 +127,8 @@ class Listener:
 
     @property
     def address(self) -> str:
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Where it listens, or did: health is asked for while it drains, too."""
+        return self._address
 
     @property
     def bytes_in(self) -> int:

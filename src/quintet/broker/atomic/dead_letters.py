@@ -16,7 +16,6 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import ClassVar, Final, cast
 
 import msgspec
@@ -70,8 +69,7 @@ class DeadResolved(Effect, frozen=True, array_like=True):
     offsets: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Why a record died. Times are microseconds since 1970; 0: not known (last_us: now). `more` are further headers."""
 
     cause: str
@@ -82,8 +80,7 @@ class Failure:
     more: Headers = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     """One dead letter as it is shown. `headers` are the record's own; partition and offset are where it was (NOWHERE)."""
 
     id: str

@@ -17,8 +17,9 @@ fences the transaction that an earlier instance left open.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from quintet.broker.atomic.intent_rows import Adding, Effect, Records
 from quintet.broker.atomic.intents import Intents
@@ -42,14 +43,14 @@ OPEN_BYTES_MAX: Final = 256 << 20  # of all open transactions together
 OWNER_BYTES_MAX: Final = 64 << 20  # of those of one principal: nobody takes the room of all others
 ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever asks
 TXN_ID_BYTES: Final = 16
+NOT_EMPTY: Final = "?"  # of whoever asks every cell, because it does not know which one the transaction is of
 HEADER_BYTES: Final = 200  # what a header costs beside its texts
 
 Blob = bytes | memoryview  # a view of what a connection received: a large message is not copied before the commit
 Check = Callable[[], Callable[[], None]]
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionLimits:
+class TransactionLimits(msgspec.Struct, frozen=True):
     """What one transaction and one principal may hold."""
 
     records_max: int = 1_000
@@ -202,7 +203,9 @@ class Transactions:
 
     async def commit(self, owner: str, id: str, may: Callable[[str], None] = lambda _topic: None) -> None:
         """All of it becomes visible. Asked again, also after a crash, the answer is the same. `may` raises if the owner
-        may no longer publish to a topic; so does what else belongs to it: then it stays open, and nothing is visible."""
+        may no longer publish to a topic; so does what else belongs to it: then it stays open, and nothing is visible.
+        NOT_EMPTY before the id: if it is open and empty, it is rolled back and not found, for it may be another cell's."""
+        empty_counts, id = not id.startswith(NOT_EMPTY), id.removeprefix(NOT_EMPTY)
         outcome = self._intents.outcome(id)
         if outcome is not None and outcome.owner == owner:
             await self._intents.wait(outcome)
@@ -210,6 +213,9 @@ class Transactions:
         transaction = self._by_id.get(id)
         if transaction is None or transaction.owner != owner or transaction.state is not COMMITTING:
             transaction = self._find(owner, id)
+            if not (empty_counts or transaction.parts or transaction.effects):
+                self._end(transaction, "nothing was written to it here")
+                self._find(owner, id)
             for topic in {topic: None for topic, _ in transaction.parts}:
                 may(topic.name)
             self._check(transaction)

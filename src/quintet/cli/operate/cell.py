@@ -123,5 +123,5 @@ def drain(node: str, config_file: Path | None) -> None:
 @config_option
 def fill(node: str, config_file: Path | None) -> None:
     """Let a node lead again that was drained."""
-    for number, said in enumerate(_nodes(config_file).fill(node)):
+    for number, said in _nodes(config_file).fill(node).items():
         echo(f"cell {number} may be led by {node}; {said.node} leads it now")

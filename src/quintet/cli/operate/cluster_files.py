@@ -113,7 +113,8 @@ def write_node(folder: Path, place: str, settings: dict[str, Any], pair: tuple[b
 def settings_text(place: str, settings: dict[str, Any]) -> str:
     """The configuration of one node: the same on all but for node, advertised_host and listen."""
     rows = ['engine = "kafka"', "", "[cell]"]
-    rows += [f"{name} = {json.dumps(settings[name])}" for name in ("node", "advertised_host", "servers", "topic")]
+    named = ("node", "advertised_host", "servers", "topic", "cells")
+    rows += [f"{name} = {json.dumps(settings[name])}" for name in named if settings.get(name) is not None]
     rows += ["", "[cluster]", f"listen = {json.dumps(settings['listen'])}", f"peers = {json.dumps(settings['peers'])}"]
     files = {"tls_cert": CERTIFICATE, "tls_key": KEY, "tls_ca": CA}
     rows += [f"{name} = {json.dumps(f'{place}/{file}')}" for name, file in files.items()]

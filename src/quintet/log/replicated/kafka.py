@@ -32,7 +32,8 @@ LOOKS_MAX: Final = 300
 POLL_S: Final = 0.2
 AGAIN_S: Final = 1.0  # until a producer that failed is made anew
 FULL_S: Final = 0.02  # until a node that has much to write is asked again
-END_S: Final = 1.0  # for an answer where the WAL ends: nothing is read meanwhile
+END_S: Final = 1.0  # for an answer where the WAL ends, or which cluster it is: nothing is read meanwhile
+CLUSTER_S: Final = 10.0  # between two looks at which cluster it is
 READ_RECORDS_MAX: Final = 500  # handed to the loop at once
 READS_AHEAD_MAX: Final = 4  # that the loop has not taken yet
 PASSED_ON: Final = ("security.", "ssl.", "sasl.", "enable.ssl.", "client.id", "broker.address.family")
@@ -121,7 +122,9 @@ class KafkaWal:
         self._client: dict[str, Any] = {"bootstrap.servers": options.servers, **options.client}
         self._producer: Producer | None = None
         self._refusals: tuple[type[Exception], ...] = ()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._cluster = ""  # its id, when `prepare` has asked
+        self.on_replaced: Callable[[StorageError], None] = lambda error: None  # another cluster is behind its addresses
         self._closed = threading.Event()
         self._reading: _Reading | None = None
         self.end = -1  # one past the last record that a reading thread knows of
@@ -159,16 +162,40 @@ class KafkaWal:
             asked = error.args[0] if isinstance(error, KafkaException) else None
             raise self._explained(next(filter(_is_identity, heard), asked)) from error
         if known is not None and found.cluster != known.cluster:
-            raise WalRefused(
-                f"{self.options.servers} is the Kafka cluster {found.cluster}; this node's log belongs to {known.cluster}",
-                hint="name the brokers of that cluster; a data directory follows one WAL only",
-            )
+            raise self._other_cluster(found.cluster, known.cluster)
         if known is not None and found.topic != known.topic:
             raise WalRefused(
                 f'topic "{self.options.topic}" was deleted and made again: its id is {found.topic} and was {known.topic}',
                 hint="restore the topic, or begin a new cell from the data directory that has most",
             )
+        self._cluster = found.cluster
         return found
+
+    def _other_cluster(self, found: str, known: str) -> WalRefused:
+        return WalRefused(
+            f"{self.options.servers} is the Kafka cluster {found}; this node's log belongs to {known}",
+            hint="name the brokers of that cluster; a data directory follows one WAL only",
+        )
+
+    def check_cluster(self, client: "Consumer | Producer") -> WalRefused | None:
+        """In a thread: is another cluster behind the addresses since this node was started? None: no, or it does not answer."""
+        from confluent_kafka import KafkaException
+
+        found: str | None = None
+        with suppress(KafkaException):
+            found = client.list_topics(self.options.topic, timeout=END_S).cluster_id
+        return self._other_cluster(found, self._cluster) if found and self._cluster and found != self._cluster else None
+
+    def _watch_cluster(self) -> None:
+        """By the consumer of whoever reads, in its own thread; by the producer while nothing is read."""
+        while not self._closed.wait(CLUSTER_S):
+            producer, reading = self._producer, self._reading
+            if reading is not None:
+                reading.looks_at_cluster = True
+            elif producer is not None:
+                refused = self.check_cluster(producer)
+                if refused is not None:
+                    self._hand(partial(self.on_replaced, refused))
 
     def examine(self) -> WalIdentity | None:
         """Check the topic as `prepare` does, and make nothing; None: there is none. Blocks; raises WalRefused, WalAway."""
@@ -370,8 +397,12 @@ class KafkaWal:
 
         self._refusals = (BufferError, KafkaException)
         self._producer = self._new_producer()
-        self._thread = threading.Thread(target=self._serve_producer, name="quintet-wal", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=call, name=name, daemon=True)
+            for call, name in ((self._serve_producer, "quintet-wal"), (self._watch_cluster, "quintet-wal-cluster"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _new_producer(self) -> "Producer":
         from confluent_kafka import Producer
@@ -461,7 +492,7 @@ class KafkaWal:
             "error_cb": self._heard,
         }
         place = (self.options.topic, self.options.partition)
-        self._reading = _Reading(options, place, offset, self._hand, read, failed, full, self._saw)
+        self._reading = _Reading(options, place, offset, self._hand, read, failed, full, self)
 
     def stop_reading(self) -> None:
         if self._reading is not None:
@@ -479,8 +510,8 @@ class KafkaWal:
         """Give up what was not delivered, and end the threads."""
         self.stop_reading()
         self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
@@ -498,7 +529,7 @@ class _Reading:
         read: Read,
         failed: Callable[[StorageError], None],
         full: Callable[[], bool],
-        saw: Callable[[int, bool], None],
+        wal: KafkaWal,
     ) -> None:
         self.stopped = threading.Event()
         self.asks: deque[Callable[[int], None]] = deque()  # who wants to know where the WAL ends
@@ -509,7 +540,8 @@ class _Reading:
         self._read = read
         self._failed = failed
         self._full = full
-        self._saw = saw
+        self._wal = wal
+        self.looks_at_cluster = False  # which it is, before it reads on
         self._room = threading.Semaphore(READS_AHEAD_MAX)
         threading.Thread(target=self._run, name="quintet-wal-read", daemon=True).start()
 
@@ -523,6 +555,8 @@ class _Reading:
             while not self.stopped.is_set():
                 if self.asks:
                     self._tell_end(consumer, place)
+                if self.looks_at_cluster:
+                    self._look_at_cluster(consumer)
                 if self._full():
                     self.stopped.wait(FULL_S)
                     continue
@@ -531,7 +565,7 @@ class _Reading:
                     return
                 marks = consumer.get_watermark_offsets(place, cached=True)
                 if marks is not None:
-                    self._saw(marks[1], bool(found))  # below 0, if Kafka has not said it yet
+                    self._wal._saw(marks[1], bool(found))  # below 0, if Kafka has not said it yet
                 while found and not self._room.acquire(timeout=POLL_S):
                     if self.stopped.is_set():
                         return
@@ -539,6 +573,12 @@ class _Reading:
                     self._hand(partial(self._deliver, found))
         finally:
             consumer.close()
+
+    def _look_at_cluster(self, consumer: "Consumer") -> None:
+        self.looks_at_cluster = False
+        refused = self._wal.check_cluster(consumer)
+        if refused is not None:
+            self._hand(partial(self._wal.on_replaced, refused))
 
     def _tell_end(self, consumer: "Consumer", place: "TopicPartition") -> None:
         """By a request of its own: what a fetch said may be older than the question."""
@@ -568,7 +608,7 @@ class _Reading:
                 found.append((message.offset() or 0, message.value() or b""))
                 self._offset = found[-1][0] + 1
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                refused: StorageError | None = self._trimmed(consumer)
+                refused: StorageError | None = self._wal.check_cluster(consumer) or self._trimmed(consumer)
                 refused = refused or WalRefused(
                     f'topic "{self._topic}" no longer has WAL offset {self._offset}: {error.str()}',
                     hint="it was made anew: make this node's data directory anew from a peer",

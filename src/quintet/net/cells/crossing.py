@@ -8,6 +8,7 @@ When the leader changes, its legs end, and so do the connections of the clients 
 """
 
 import asyncio
+import os
 import select
 import socket
 import ssl
@@ -16,6 +17,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 from quintet.model import limits
+from quintet.net.cells import wire
+from quintet.net.cluster.trust import handshake_sentence, node_of
+from quintet.net.cluster.wire import PeerRefused
 from quintet.net.listener import Report
 
 BUFFER_BYTES_MAX: Final = 256 * limits.KIB  # that one side has not taken; above it the other is not read from
@@ -23,6 +27,7 @@ CONNECT_S: Final = 5.0
 LEADER_S: Final = 15.0  # a take-over takes a little more than two leases
 LOOK_S: Final = 0.05
 GONE: Final = "the front has ended the leg"
+SILENT: Final = "if it does not take this node's certificate, its log says so: leg_refused"
 
 
 class Way(NamedTuple):
@@ -32,19 +37,25 @@ class Way(NamedTuple):
     port: int
     tls: ssl.SSLContext | None
     greeting: bytes
+    node: str = ""  # that its certificate must name
 
 
 class _Side(asyncio.Protocol):
-    __slots__ = ("crossing", "other", "transport")
+    __slots__ = ("crossing", "error", "other", "transport")
 
     def __init__(self, crossing: "Crossing") -> None:
         self.crossing = crossing
         self.other: _Side
         self.transport: asyncio.Transport | None = None
+        self.error: Exception | None = None  # with which it was lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         self.transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.transport is None
 
     def data_received(self, data: bytes) -> None:
         if self.other.transport is not None:
@@ -59,8 +70,25 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.transport = None
+        self.transport, self.error = None, error
         self.crossing.lost(self)
+
+
+class _Far(_Side):
+    """The leader's side. If it refuses this node, it says why first (wire.py, ENDED); nothing else that it sends begins so."""
+
+    __slots__ = ("is_silent",)
+
+    def __init__(self, crossing: "Crossing") -> None:
+        super().__init__(crossing)
+        self.is_silent = True  # until it has said something
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_silent and data[0] == wire.ENDED:
+            for _, said in wire.Reader().feed(data):
+                self.crossing.refused(said.decode(errors="replace"))
+        self.is_silent = False
+        super().data_received(data)
 
 
 class Crossing:
@@ -71,7 +99,7 @@ class Crossing:
     def __init__(self, owner: "Crossings", front: socket.socket) -> None:
         self._owner = owner
         self.way: Way | None = None
-        self.near, self.far = _Side(self), _Side(self)
+        self.near, self.far = _Side(self), _Far(self)
         self.near.other, self.far.other = self.far, self.near
         self._task = asyncio.get_running_loop().create_task(self._join(front))
 
@@ -87,28 +115,42 @@ class Crossing:
             async with asyncio.timeout(CONNECT_S):
                 await loop.create_connection(lambda: self.far, way.host, way.port, ssl=way.tls)
             if self.far.transport is None:
-                raise ConnectionResetError("it closed the connection")
+                raise self.far.error or ConnectionResetError("it closed the connection")
+            check_node(self.far.transport, way)
             if is_gone(front):
                 raise ConnectionResetError(GONE)
             self.far.transport.write(way.greeting)
             await loop.connect_accepted_socket(lambda: self.near, front)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, PeerRefused) as error:
             if str(error) != GONE:
-                self._owner.failed(self.way, str(error) or type(error).__name__)
+                self._owner.failed(self.way, sentence(error))
             front.close()
             self.end()
+            return
         except asyncio.CancelledError:
             front.close()
             raise
-        if self.far.transport is None:  # it left meanwhile
+        if self.far.is_lost:  # meanwhile
+            self._say_if_silent()
             self.end()
 
+    def _say_if_silent(self) -> None:
+        if self.far.is_silent:
+            self.far.is_silent = False
+            self.refused(f"it ended the connection before it said anything ({SILENT})")
+
     def lost(self, side: _Side) -> None:
-        """What the other side was sent before it ended still goes out: it may be an answer, or why the leg ends."""
+        """What the other side was sent before it ended still goes out: it may be an answer, or why the leg ends. If a leader does not take
+        this node's certificate it ends the connection behind the handshake, and says nothing here: asyncio sends no alert."""
+        if side is self.far and self.near.transport is not None:
+            self._say_if_silent()
         if side.other.transport is not None:
             side.other.transport.close()
         if self.near.transport is None and self.far.transport is None:
             self._owner.open.discard(self)
+
+    def refused(self, reason: str) -> None:
+        self._owner.failed(self.way, reason)
 
     def end(self) -> None:
         if asyncio.current_task() is not self._task:
@@ -120,9 +162,13 @@ class Crossing:
 
 
 class Crossings:
-    """All legs of one cell that this node does not lead. way: to the leader; None: nobody is known to lead."""
+    """All legs of one cell that this node does not lead. way: to the leader; None: nobody is known to lead. closes: nobody else accepts
+    there later."""
 
-    def __init__(self, accepting: socket.socket, way: Callable[[], Way | None], report: Report) -> None:
+    def __init__(
+        self, accepting: socket.socket, way: Callable[[], Way | None], report: Report, *, closes: bool = False
+    ) -> None:
+        self._closes = closes
         self.way = way
         self.open: set[Crossing] = set()
         self.failures = 0
@@ -156,8 +202,24 @@ class Crossings:
 
     def stop(self) -> None:
         self._loop.remove_reader(self._accepting.fileno())
+        if self._closes:
+            os.unlink(self._accepting.getsockname())
+            self._accepting.close()
         for crossing in list(self.open):
             crossing.end()
+
+
+def check_node(transport: asyncio.Transport, way: Way) -> None:
+    """PeerRefused unless the other side has the certificate of the node that leads."""
+    if way.tls is not None and (named := node_of(transport.get_extra_info("peercert") or {})) != way.node:
+        raise PeerRefused(f"{way.node} should be there, and the certificate is of {named}", reason="name")
+
+
+def sentence(error: Exception) -> str:
+    """Why a leg is not carried."""
+    if isinstance(error, ssl.SSLError):
+        return handshake_sentence(error)
+    return str(error) or type(error).__name__
 
 
 def is_gone(front: socket.socket) -> bool:

@@ -9,10 +9,12 @@ The listener for legs of other processes is among the listeners, so that it is c
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from quintet.model.cells import HOME, CellMap
 from quintet.model.client_address import ClientAddress

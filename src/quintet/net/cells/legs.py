@@ -38,34 +38,16 @@ class Links(Protocol):
         """Let a cell's process go on with a client, and with what was read from it. False: it stays here."""
 
 
-class Leg(asyncio.Protocol):
-    """One. Everything but the making of it happens in turns of the loop."""
+class Carrier(asyncio.Protocol):
+    """A connection to a socket of another process, or of this one, whose bytes go to a client's connection and come from it. Everything
+    but the making of it happens in turns of the loop."""
 
-    __slots__ = (
-        "_early",
-        "_lost",
-        "_paused",
-        "_reader",
-        "_sink",
-        "_task",
-        "_transport",
-        "_turns",
-        "answered",
-        "cell",
-        "idle",
-        "said",
-        "sent",
-    )
+    __slots__ = ("_early", "_lost", "_paused", "_sink", "_task", "_transport", "_turns")
 
-    def __init__(self, cell: int, sink: SessionConnection, turns: Turns, said: wire.Opening) -> None:
-        self.cell = cell
-        self.said = said
-        self.idle = True
+    def __init__(self, sink: SessionConnection, turns: Turns, early: list[bytes]) -> None:
         self._sink = sink
         self._turns = turns
-        self._reader = wire.Reader()
-        self._early: list[bytes] | None = [wire.opening(said)]
-        self.sent = self.answered = 0  # bytes
+        self._early: list[bytes] | None = early
         self._lost: Callable[[], None] | None = None
         self._paused = False
         self._transport: asyncio.Transport | None = None
@@ -88,11 +70,7 @@ class Leg(asyncio.Protocol):
         if lost is not None:
             lost()
 
-    # -- to the session ----------------------------------------------------------------------------------------------
-
     def send(self, data: bytes) -> None:
-        self.idle = False
-        self.sent += len(data)
         if self._early is not None:
             self._early.append(data)
         elif self._transport is not None:
@@ -100,7 +78,7 @@ class Leg(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """Must the client not be read from, because this cell does not take what it sends?"""
+        """Must the client not be read from, because the other side does not take what it sends?"""
         if self._early is not None:
             return sum(map(len, self._early)) > UNSENT_BYTES_MAX
         return self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX
@@ -113,8 +91,6 @@ class Leg(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- from the session --------------------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         early, self._early = self._early or [], None
@@ -122,6 +98,44 @@ class Leg(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._turns.run(self._received, data)
+
+    def _received(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _wait_for_room(self) -> None:
+        """The client takes nothing more: neither does its connection here."""
+        if not self._paused and self._transport is not None and self._sink.room() <= 0:
+            self._paused = True
+            self._transport.pause_reading()
+            self._sink.park(self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._turns.run(self._fail)
+
+
+class Leg(Carrier):
+    """To a session in another cell, in words of wire.py."""
+
+    __slots__ = ("_reader", "answered", "cell", "idle", "said", "sent")
+
+    def __init__(self, cell: int, sink: SessionConnection, turns: Turns, said: wire.Opening) -> None:
+        super().__init__(sink, turns, [wire.opening(said)])
+        self.cell = cell
+        self.said = said
+        self.idle = True
+        self._reader = wire.Reader()
+        self.sent = self.answered = 0  # bytes
+
+    def send(self, data: bytes) -> None:
+        self.idle = False
+        self.sent += len(data)
+        super().send(data)
 
     def _received(self, data: bytes) -> None:
         outputs, reason = [], None
@@ -138,16 +152,5 @@ class Leg(asyncio.Protocol):
         self._sink.completed(News(self, outputs), None, None)
         if reason is not None:
             self._sink.evict(reason)
-        if outputs and not self._paused and self._transport is not None and self._sink.room() <= 0:
-            self._paused = True
-            self._transport.pause_reading()
-            self._sink.park(self._go_on)
-
-    def _go_on(self) -> None:
-        self._paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        self._turns.run(self._fail)
+        if outputs:
+            self._wait_for_room()

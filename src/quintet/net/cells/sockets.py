@@ -4,8 +4,10 @@ The sockets are kept by that process, too: while a cell starts again, connection
 stays what it is. Before, each address is bound alone: two brokers of one user must not share it by accident.
 """
 
+import os
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,18 +48,35 @@ def handed_path(folder: Path, cell: int) -> str:
     return str(folder / f"handed-{cell}")
 
 
+def flight_path(folder: Path, cell: int) -> str:
+    """The Flight door of a cell's process, for that of cell 0."""
+    return str(folder / f"flight-{cell}")
+
+
+def flight_lead_path(folder: Path, cell: int) -> str:
+    """Over nodes: the Flight door of the cell's leader, wherever it is."""
+    return str(folder / f"flight-lead-{cell}")
+
+
+def console_path(folder: Path, cell: int) -> str:
+    """What answers for the console of cell 0; over nodes at the cell's leader, wherever it is."""
+    return str(folder / f"console-{cell}")
+
+
 def bind_links(folder: Path, cells: int) -> list[Links]:
     """The sockets between processes, in a folder of this user alone. What connects while a cell starts waits for it."""
     return [
         Links(
-            _between(link_path(folder, cell), socket.SOCK_STREAM),
-            _between(handed_path(folder, cell), socket.SOCK_SEQPACKET),
+            listen_between(link_path(folder, cell)),
+            listen_between(handed_path(folder, cell), socket.SOCK_SEQPACKET),
         )
         for cell in range(cells)
     ]
 
 
-def _between(path: str, kind: socket.SocketKind) -> socket.socket:
+def listen_between(path: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # of this cell's process before it was started again
     made = socket.socket(socket.AF_UNIX, kind)
     made.setblocking(False)
     made.bind(path)

@@ -4,7 +4,7 @@
 
 Who leads is asked of a callable, for every connection: the host of the leader, or None. Its doors have the same ports as ours.
 Nothing is read or changed on the way: TLS ends at the leader, whose certificate must name the hosts that clients connect to, and
-the leader sees the address of this node in place of the client's. Doors of other kinds (Flight, the console) are not forwarded.
+the leader sees the address of this node in place of the client's. The console is forwarded too; Flight is not: a follower answers.
 """
 
 import asyncio

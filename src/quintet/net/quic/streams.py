@@ -134,9 +134,8 @@ class Writer:
 
     def park(self, call: Callable[[], None]) -> None:
         self._flow.park(call)
-        if (
-            self._unsent_room() > 0
-        ):  # only the turn is over, or its user is above its rate: the endpoint owes no WRITABLE
+        # Otherwise only the turn is over, or its user is above its rate: the endpoint owes no WRITABLE.
+        if self._unsent_room() > 0:
             withheld = self._withheld()
             if withheld:
                 self.connection.listener.loop.call_later(withheld / 1e6, self.connection.later, self)
@@ -374,6 +373,8 @@ class Stream(Writer):
     def _crowded_out(self) -> bool:
         """Deliveries stop at the mark itself, so bytes above it are answers that the peer does not read, on any of its streams."""
         connection = self.connection
+        if connection.unsent <= limits.WRITE_HIGH_BYTES:
+            return False
         most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
         if connection.unsent > most and not connection.crowded:
             connection.crowd()
@@ -438,7 +439,8 @@ class Stream(Writer):
             self._stall(0)
         else:
             self._pause_or_read()  # the session has now seen what came while reading was paused
-            self._end_if_done()
+            if self._fin:
+                self._end_if_done()
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
@@ -654,7 +656,7 @@ class Stream(Writer):
         output = self._session.take_output()
         if output:
             self.push(output)
-            if self._flow.choke(self._queued + self._out_bytes):
+            if self._flow.watched and self._flow.choke(self._queued + self._out_bytes):
                 self._pause_or_read()
         if self._session.closing is not None:
             self._close(self._session.closing)
