@@ -67,14 +67,14 @@ async def test_a_healthy_consumer_gets_each_job_once(hasty: Server, topic: str) 
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_working_and_nack(hasty: Server, topic: str, door: str) -> None:
+async def test_in_progress_and_nack(hasty: Server, topic: str, door: str) -> None:
     url, kind = options(hasty, door)
     async with quintet.connect(url) as bus, bus.subscribe(topic, prefetch=1, **kind) as sub:
         await bus.publish_batch(topic, ["long", "next"])
         msg = await sub.get()
         for _ in range(4):
             await asyncio.sleep(TIMEOUT_S * 0.3)
-            await msg.working()
+            await msg.in_progress()
         await msg.nack(delay=0.5)
         msg = await sub.get()
         assert msg.text() == "next"
@@ -137,7 +137,7 @@ async def test_where_there_is_no_word_for_it_that_is_said(server: Server, topic:
         await bus.publish_batch(topic, ["a", "b"])
         async with bus.subscribe(topic, group="g", start="earliest") as sub:
             msg = await sub.get()
-            await msg.working()
+            await msg.in_progress()
             await msg.nack(delay=0.05)
             assert [(await sub.get()).text(), (await sub.get()).text()] == ["b", "a"]
         for read in await bus.fetch(topic, partition=0, offset=0):
@@ -146,7 +146,7 @@ async def test_where_there_is_no_word_for_it_that_is_said(server: Server, topic:
     async with quintet.connect(server.url) as bus, bus.subscribe(topic, qos=0) as sub:
         await bus.publish(topic, "x")
         msg = await sub.get()
-        await msg.working()
+        await msg.in_progress()
         with pytest.raises(errors.Unsupported, match="QoS 0"):
             await msg.nack()
 
@@ -161,7 +161,7 @@ def test_the_blocking_twin(hasty: Server, topic: str) -> None:
     with sync.connect(hasty.url) as bus, bus.subscribe(topic, prefetch=1) as sub:
         bus.publish(topic, "x")
         msg = sub.get()
-        msg.working()
+        msg.in_progress()
         msg.nack(delay=0.05)
         msg = sub.get()
         assert msg.text() == "x"

@@ -1,12 +1,15 @@
 """Publishing by FlyMQ: where it went, keys and partitions, time, schemas, producers, and what this door refuses."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import quintet
+from quintet import kernel
 from quintet.client.core import errors
+from quintet.client.links.flymq import SET_BYTES_MAX
 from quintet.model.keys import fnv1a
 from tests.client.server import Server
 from tests.client.test_idempotent import stored
@@ -61,6 +64,30 @@ async def test_ttl_delay_schema(fly: str, topic: str) -> None:
         assert later.handle is not None
         (last,) = await bus.fetch(topic, offset=4, wait=20)
         assert (last.json(), last.key, dict(last.headers)) == ({"all": 1}, b"k", {"h": None})
+
+
+async def test_publishes_with_headers_of_one_turn_are_sets_of_bounded_size(
+    server: Server, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its own place. Control: small ones are one set, and one that is large by itself is sent whole."""
+    sets: list[int] = []
+    pack = kernel.records_pack
+
+    def noted(values: Sequence[bytes], *rest: Any) -> bytes:
+        sets.append(len(values))
+        return pack(values, *rest)
+
+    monkeypatch.setattr(kernel, "records_pack", noted)
+    async with quintet.connect(server.fly) as bus:
+        for size, expected in ((10, [8]), (SET_BYTES_MAX // 3, [3, 3, 2]), (SET_BYTES_MAX + 1, [1] * 8)):
+            sets.clear()
+            values = [bytes((number,)) * size for number in range(8)]
+            acks = await asyncio.gather(*(bus.publish(topic, value, headers={"h": "v"}) for value in values))
+            assert sets == expected
+            first = acks[0].offset
+            assert first is not None and [ack.offset for ack in acks] == list(range(first, first + 8))
+            found = [await bus.fetch(topic, offset=first + number, max=1) for number in range(8)]
+            assert [message.value for (message,) in found] == values
 
 
 async def test_refused(server: Server, topic: str) -> None:

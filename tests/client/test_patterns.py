@@ -179,7 +179,7 @@ def test_bad_patterns_are_refused_alike_at_every_door(
 ) -> None:
     async def scenario() -> None:
         async with quintet.connect(getattr(server, door)) as bus:
-            for text, why in (("regex:(", "RE2"), ("*" * 18, "the limit is 16")):
+            for text, why in (("regex:(", r"RE2: missing \)"), ("*" * 18, "the limit is 16")):
                 with pytest.raises(QuintetError, match=why) as refused:
                     await bus.subscribe(text).open()
                 assert isinstance(refused.value, BadRequest), refused.value

@@ -4,11 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faststream.exceptions import SubscriberNotFound
+from faststream.exceptions import NackMessage, SubscriberNotFound
 
 import quintet
 from faststream import AckPolicy, FastStream
@@ -84,29 +85,64 @@ def test_an_application_on_a_real_broker(server: Server, door: str, options: dic
     asyncio.run(scenario())
 
 
-def test_a_failed_message_is_a_dead_letter_after_its_attempts(server: Server) -> None:
+def test_a_failed_message_is_a_dead_letter_that_says_why(server: Server) -> None:
     async def scenario() -> None:
-        broker, tries = QuintetBroker(server.fly, logger=None), []
+        broker, tries = QuintetBroker(server.fly, logger=None), Counter[str]()
 
         @broker.subscriber("fs.failing", group="g", start="earliest")
         async def fail(body: str) -> None:
-            tries.append(body)
-            raise RuntimeError("no")
+            tries["fail"] += 1
+            raise RuntimeError("no ink")
 
         @broker.subscriber("fs.rejecting", group="g", start="earliest", ack_policy=AckPolicy.REJECT_ON_ERROR)
         async def reject(body: str) -> None:
             raise RuntimeError("never")
 
+        @broker.subscriber("fs.once", group="g", start="earliest", retry=1, max_workers=2)
+        async def later(body: str) -> None:
+            tries["later"] += 1
+            try:
+                raise OSError("paper jam")
+            except OSError as error:
+                raise NackMessage(delay=0.05) from error
+
+        async def letter(admin: quintet.Bus, topic: str) -> tuple[str, int]:
+            while not (found := await Manage(admin).dead_letters(topic)):
+                await asyncio.sleep(0.05)
+            return found[0].error, found[0].attempts
+
         async with broker, quintet.connect(server.fly) as admin:
             await broker.start()
-            await broker.publish("bad", "fs.failing")
-            await broker.publish("worse", "fs.rejecting")
-            async with asyncio.timeout(30):
-                while len(await Manage(admin).dead_letters("fs.failing")) < 1:
+            for topic in ("fs.failing", "fs.rejecting", "fs.once"):
+                await broker.publish("bad", topic)
+            async with asyncio.timeout(60):
+                assert await letter(admin, "fs.failing") == ("RuntimeError: no ink", 4)
+                assert await letter(admin, "fs.rejecting") == ("RuntimeError: never", 1)
+                assert await letter(admin, "fs.once") == ("OSError: paper jam", 2)
+        assert tries == {"fail": 4, "later": 2}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("door", "options"), [("url", {}), ("felix", {"durable": "d"})])
+def test_retry_is_counted_where_the_broker_delivers_again(server: Server, door: str, options: dict[str, str]) -> None:
+    topic, tries = f"fs/{door}/retried", asyncio.Queue[str]()
+
+    async def scenario() -> None:
+        broker = QuintetBroker(getattr(server, door), logger=None)
+
+        @broker.subscriber(topic, retry=1, **options)  # type: ignore[arg-type]
+        async def fail(body: str) -> None:
+            tries.put_nowait(body)
+            raise NackMessage(delay=0.05)
+
+        async with broker, quintet.connect(server.fly) as admin:
+            await broker.start()
+            await broker.publish("bad", topic)
+            async with asyncio.timeout(60):
+                while not await Manage(admin).dead_letters(topic):
                     await asyncio.sleep(0.05)
-                while len(await Manage(admin).dead_letters("fs.rejecting")) < 1:
-                    await asyncio.sleep(0.05)
-        assert len(tries) == 4
+        assert tries.qsize() == 2
 
     asyncio.run(scenario())
 

@@ -22,7 +22,7 @@ from typing import Any, Final, TypedDict, cast
 from quintet.client.core.base import Start
 from quintet.client.core.errors import BadValue, Closed, Unsupported
 from quintet.client.core.message import Message, log, row_of
-from quintet.client.core.subscription import Subscription
+from quintet.client.core.subscription import Subscription, check_delay
 
 WORKERS_DEFAULT: Final = 8
 RETRIES_DEFAULT: Final = 3
@@ -78,6 +78,7 @@ class Retry:
     def __post_init__(self) -> None:
         if self.times < 0 or self.delay < 0 or self.factor < 1:
             raise ValueError("times and delay are 0 or more, factor is 1 or more")
+        check_delay(self.delay_max)
 
     def pause(self, attempt: int) -> float:
         """Seconds before the next attempt; the first one was number 1."""

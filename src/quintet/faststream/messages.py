@@ -4,11 +4,14 @@ What FastStream knows beside the body travels in headers, under the names that `
 the body alone: then JSON and text are told apart by looking at it.
 """
 
+import sys
 from typing import Any, Final
 
+from faststream.exceptions import HandlerException
 from faststream.message import StreamMessage, decode_message
 
-from quintet.client.core.message import Message
+from quintet.client.core.message import Message, Rejected, row_of
+from quintet.client.core.subscription import Subscription
 
 CONTENT_TYPE: Final = "content-type"
 CORRELATION_ID: Final = "correlation-id"
@@ -17,24 +20,41 @@ OWN: Final = frozenset({CONTENT_TYPE, CORRELATION_ID, REPLY_TO})
 
 
 class QuintetMessage(StreamMessage[Message]):
-    """A message as handlers of FastStream get it; `raw_message` is the client's."""
+    """A message as handlers of FastStream get it; `raw_message` is the client's. `subscription` and `retry` are those of its
+    subscriber; without a broker there is no subscription."""
+
+    subscription: Subscription | None = None
+    retry: int | None = None
 
     async def ack(self) -> None:
         if self.committed is None:
             await self.raw_message.ack()
         await super().ack()
 
-    async def nack(self) -> None:
-        """It comes again, later with each attempt, and is a dead letter after the last."""
-        if self.committed is None and self.raw_message.qos:
-            await self.raw_message.nack()
+    async def nack(self, delay: float | None = None) -> None:
+        """It comes again after `delay` seconds (None: later with each attempt), and is a dead letter after the last.
+        `raise NackMessage(delay=30)` does the same."""
+        if self.committed is None:
+            await self._give_back("given back by its handler", self.retry, delay)
         await super().nack()
 
     async def reject(self) -> None:
         """It becomes a dead letter now."""
         if self.committed is None:
-            await self.raw_message.reject("rejected by its handler")
+            await self._give_back("rejected by its handler", 0, None)
         await super().reject()
+
+    async def _give_back(self, reason: str, retry: int | None, delay: float | None) -> None:
+        if self.subscription is not None and self.raw_message.qos:
+            error = cause() or Rejected(reason)
+            await self.subscription.give_back([row_of(self.raw_message)], error, retry, True, delay)
+
+
+def cause() -> BaseException | None:
+    """Why a message is given back: FastStream's own middleware calls `nack()` while it handles what the handler raised, and
+    does not pass it on."""
+    error = sys.exception()
+    return error.__cause__ if isinstance(error, HandlerException) else error
 
 
 class Parser:

@@ -41,6 +41,7 @@ class QuintetRegistrator(Registrator[Message, QuintetConfig]):
         prefetch: int | None = None,
         qos: int = 1,
         max_workers: int = 1,
+        retry: int | None = None,
         ack_policy: AckPolicy = EMPTY,
         no_reply: bool = False,
         dependencies: Sequence[Any] = (),
@@ -53,13 +54,15 @@ class QuintetRegistrator(Registrator[Message, QuintetConfig]):
         include_in_schema: bool = True,
     ) -> QuintetSubscriber:
         """A handler for a topic, a list of topics, or a pattern. `group`, `durable`, `start`, `filter`, `prefetch` and `qos` are
-        those of `bus.subscribe`; `max_workers` handles so many messages at a time."""
+        those of `bus.subscribe`; `max_workers` handles so many messages at a time; `retry` is how often a message that failed comes
+        again before it is a dead letter (None: three times, or, over BlipMQ and Felix, as the broker is configured)."""
         given = {"group": group, "durable": durable, "start": start, "filter": filter, "prefetch": prefetch, "qos": qos}
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
         outer: Any = self.config
         config = SubscriberConfig(
             topics=topics,
             options={name: value for name, value in given.items() if value is not None},
+            retry=retry,
             no_reply=no_reply,
             _outer_config=outer,
             _ack_policy=ack_policy,

@@ -35,6 +35,7 @@ class SubscriberConfig(SubscriberUsecaseConfig):
     _outer_config: QuintetConfig = field(default_factory=QuintetConfig)
     topics: tuple[str, ...]
     options: dict[str, Any]
+    retry: int | None = None
 
     @property
     def ack_policy(self) -> AckPolicy:
@@ -77,11 +78,12 @@ class QuintetSubscriber(TasksMixin, SubscriberUsecase[Message]):
     _outer_config: QuintetConfig
 
     def __init__(self, config: SubscriberConfig, specification: Any, calls: Any) -> None:
-        config.parser = Parser.parse_message
+        config.parser = self._parse
         config.decoder = Parser.decode_message
         super().__init__(config, specification, calls)
         self._topics = config.topics
         self._options = config.options
+        self._retry = config.retry
         self._subscription: Subscription | None = None
 
     @property
@@ -115,7 +117,18 @@ class QuintetSubscriber(TasksMixin, SubscriberUsecase[Message]):
             await self._handle(message)
 
     async def _handle(self, message: Message) -> None:
+        self._hold(message)
         await self.consume(message)
+
+    def _hold(self, message: Message) -> None:
+        """It is not delivered again for taking long; whoever acknowledges by hand may also let it go by doing nothing."""
+        if self._subscription is not None and message.qos and self.ack_policy is not AckPolicy.MANUAL:
+            self._subscription.hold((message.tag,), self._retry)
+
+    async def _parse(self, message: Message) -> QuintetMessage:
+        found = await Parser.parse_message(message)
+        found.subscription, found.retry = self._subscription, self._retry
+        return found
 
     async def get_one(self, *, timeout: float = 5.0) -> QuintetMessage | None:
         assert not self.calls, "a subscriber with handlers hands its messages to them"
@@ -157,6 +170,7 @@ class ConcurrentSubscriber(ConcurrentMixin[Message], QuintetSubscriber):
         self.start_consume_task()
 
     async def _handle(self, message: Message) -> None:
+        self._hold(message)
         await self._put_msg(message)
 
 

@@ -156,7 +156,7 @@ class PushConnection(ClientConnection):
         """Attach, and be sent no more than so many that are not acknowledged; the server's time-out in seconds."""
         raise NotImplementedError
 
-    def working(self, subscription: int, tags: Sequence[int]) -> None:
+    def in_progress(self, subscription: int, tags: Sequence[int]) -> None:
         """The server restarts their acknowledgement time-outs."""
         raise NotImplementedError
 

@@ -80,7 +80,7 @@ class Settler(Protocol):
     async def nack(self, rows: Rows, delay: float | None) -> None:
         """They failed: let them come again after so many seconds, or after those that are configured."""
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         """They are being worked on, and it takes longer."""
 
     def position_of(self, tag: int) -> LogPosition | None:
@@ -244,10 +244,10 @@ class Message:
         if self.qos:
             await self._settler.give_back([row_of(self)], Rejected(reason), 0, True)
 
-    async def working(self) -> None:
+    async def in_progress(self) -> None:
         """It takes longer: the time after which it is delivered again starts anew. `process()` says so by itself."""
         if self.qos:
-            await self._settler.working((self.tag,))
+            await self._settler.in_progress((self.tag,))
 
     def process(
         self,
@@ -309,10 +309,10 @@ class MessageBatch:
         """All of them failed, see Message.nack."""
         await self._settler.nack(list(self._rows), delay)
 
-    async def working(self) -> None:
-        """All of them take longer, see Message.working."""
+    async def in_progress(self) -> None:
+        """All of them take longer, see Message.in_progress."""
         if self.tags:
-            await self._settler.working(self.tags)
+            await self._settler.in_progress(self.tags)
 
     def process(
         self,

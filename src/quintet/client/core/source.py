@@ -132,7 +132,7 @@ class Source(ABC):
         """They failed: let them come again after so many seconds, or as configured. Unsupported where that cannot be said."""
 
     @abstractmethod
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         """They take longer. Does nothing where no time runs out; Unsupported where it does and that cannot be said."""
 
     def want_more(self) -> bool:

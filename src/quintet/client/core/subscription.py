@@ -27,6 +27,11 @@ DELAY_S_MAX: Final = 30 * 86_400  # of a message that is given back
 STUCK_S: Final = 30.0
 
 
+def check_delay(delay: float | None) -> None:
+    if delay is not None and not 0 <= delay <= DELAY_S_MAX:
+        raise ValueError(f"delay is 0 to {DELAY_S_MAX:,} seconds, not {delay!r}")
+
+
 class Subscription:
     """`async with bus.subscribe(topic) as sub`, then `async for msg in sub` or `async for batch in sub.batches()`.
 
@@ -340,14 +345,14 @@ class Subscription:
     async def give_back(
         self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None = None
     ) -> str:
+        check_delay(delay)
         return await self._source.give_back(rows, error, retry, dead_letter, delay)
 
     def release(self, rows: Rows) -> None:
         self._source.release(rows)
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
-        if delay is not None and not 0 <= delay <= DELAY_S_MAX:
-            raise ValueError(f"delay is 0 to {DELAY_S_MAX:,} seconds, not {delay!r}")
+        check_delay(delay)
         if not all(row[1] for row in rows):
             raise Unsupported("a message of QoS 0 is not delivered again", hint="subscribe with qos=1")
         if self._closed:
@@ -355,11 +360,11 @@ class Subscription:
         self._settled += 1
         await self._source.nack(rows, delay)
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         if self._closed:
             raise Closed("the subscription is closed: what was not acknowledged is delivered again")
         self._settled += 1
-        await self._source.working(tags)
+        await self._source.in_progress(tags)
 
     def position_of(self, tag: int) -> LogPosition | None:
         return self._source.position_of(tag)

@@ -7,7 +7,7 @@ in one turn of the loop shares one write and one PING:
     PUBLISH PUBLISH PUBLISH ... PING  -->                one group
                                      <--  NACK* PONG     the group is settled
 
-It asks for our own version first, which has words for credit, "still working" and giving back (ADR 14), and for version 2
+It asks for our own version first, which has words for credit, "still in progress" and giving back (ADR 14), and for version 2
 where the server does not know that one.
 
 A DELIVER frame does not name its subscription, therefore each subscription has a connection of its own.
@@ -208,7 +208,7 @@ class BlipConnection(SocketConnection, PushConnection, MatchConnection):
             raise ProtocolError("the server's answer to CREDIT holds no time-out")
         return timeout_ms / 1000
 
-    def working(self, subscription: int, tags: Sequence[int]) -> None:
+    def in_progress(self, subscription: int, tags: Sequence[int]) -> None:
         self._flush_acks()
         runs: list[tuple[int, int]] = []
         for tag in sorted(tags):

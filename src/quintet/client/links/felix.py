@@ -331,7 +331,7 @@ class FelixStream(PushConnection, RequestConnection, MatchConnection):
         )
         return self.timeout
 
-    def working(self, subscription: int, tags: Sequence[int]) -> None:
+    def in_progress(self, subscription: int, tags: Sequence[int]) -> None:
         self._send_ranges("working", tags)
 
     def nack(self, subscription: int, tags: Sequence[int], delay: float | None, dead: bool = False) -> None:

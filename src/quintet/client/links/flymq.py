@@ -13,7 +13,7 @@ import difflib
 import re
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any, Final, TypeAlias, cast
 
@@ -66,6 +66,7 @@ from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.codec import Layout
 from quintet.protocols.flymq.errors import FATAL, INTERNAL
 
+SET_BYTES_MAX: Final = 256 * 1024  # of values of several calls in one record set: as much as a producer ships at once
 COMPRESS_BYTES_MIN: Final = 1024  # a smaller message is not worth it
 CREDENTIAL_BYTES_MAX: Final = 65_535
 
@@ -158,6 +159,18 @@ def _like(one: Load, other: Load) -> bool:
         and one.ttl_ms == other.ttl_ms
         and (one.headers is None) == (other.headers is None)
     )
+
+
+def _sets(run: Sequence[PublishCall]) -> Iterator[Sequence[PublishCall]]:
+    """Calls whose messages are one record set each. The broker takes a large one apart in a thread, and by way of Python."""
+    first = size = 0
+    for at, call in enumerate(run if len(run) > 1 else ()):
+        more = sum(map(len, call.load.values))
+        if at > first and size + more > SET_BYTES_MAX:
+            yield run[first:at]
+            first, size = at, 0
+        size += more
+    yield run[first:]
 
 
 _Answer: TypeAlias = "asyncio.Future[Any]"  # Fields, or Fetched where rows are wanted
@@ -344,8 +357,9 @@ class FlyConnection(SocketConnection, FetchConnection, MatchConnection):
                 self._line.extend(run)
                 self._parts.append(self._encode(loads))
             else:
-                self._line.append(_Records(run))
-                self._parts.append(self._encode_records(loads))
+                for part in _sets(run):
+                    self._line.append(_Records(part))
+                    self._parts.append(self._encode_records([call.load for call in part]))
         if not self._due:
             self._write_parts()
 

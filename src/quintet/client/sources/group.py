@@ -440,7 +440,7 @@ class GroupSource(Source):
         """Handed out again from here, as when a `process()` block failed."""
         await self._hand_out_again(rows, Nacked("given back by its consumer"), None, True, delay)
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         """A member of a group has its partitions for as long as it is there: no time runs out."""
 
     async def _give_up(self, tag: int, error: BaseException, dead_letter: bool) -> None:

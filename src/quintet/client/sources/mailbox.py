@@ -259,7 +259,7 @@ class PeerSource(Source):
         hint = "leave it unacknowledged: the next connection of this name gets it again"
         raise Unsupported("peerbus sends nothing twice over one connection", hint=hint)
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         """No time runs out here: what is not acknowledged waits for the next connection."""
 
     def position_of(self, tag: int) -> LogPosition | None:

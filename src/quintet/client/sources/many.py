@@ -325,9 +325,9 @@ class ManySource(Source):
         for source, those in self._rows(rows):
             await source.nack(those, delay)
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         for source, those in self._tags(tags):
-            await source.working(those)
+            await source.in_progress(those)
 
     def position_of(self, tag: int) -> LogPosition | None:
         part = self._by_number.get(tag >> _SHIFT)

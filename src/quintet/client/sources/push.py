@@ -235,7 +235,7 @@ class PushSource(Source):
         self._in_progress.clear()
         connection = self._words()
         if kept and connection is not None and self._id is not None:
-            connection.working(self._id, list(kept))
+            connection.in_progress(self._id, list(kept))
             for until in set(kept.values()):
                 self._extend_until([tag for tag, its in kept.items() if its == until], until)
 
@@ -328,13 +328,13 @@ class PushSource(Source):
             raise Unsupported("this server has no negative acknowledgement", hint=hint)
         self._let_go(rows, delay)
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         connection = self._channel.newest
         if not isinstance(connection, PushConnection) or connection.lost is not None or self._id is None:
             return  # they are delivered again on the next connection
         if not connection.extends_deadlines:
             raise Unsupported("this server cannot extend the time-out of a message", hint="raise its time-out")
-        connection.working(self._id, tags)
+        connection.in_progress(self._id, tags)
         if self._timeout:
             self._extend_until(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
 

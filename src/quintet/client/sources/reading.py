@@ -42,7 +42,7 @@ class Unsettled:
     async def nack(self, rows: Rows, delay: float | None) -> None:
         raise Unsupported("a message that was only read is not delivered again", hint="subscribe to it")
 
-    async def working(self, tags: Sequence[int]) -> None:
+    async def in_progress(self, tags: Sequence[int]) -> None:
         """Nothing is delivered again."""
 
     def position_of(self, tag: int) -> LogPosition | None:
