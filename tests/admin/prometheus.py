@@ -1,7 +1,6 @@
 """A real Prometheus that scrapes one broker, where it is installed; whoever needs it skips, loudly, without."""
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-import pytest
+
+from tests.tools import tool
 
 T = TypeVar("T")
 
@@ -54,9 +54,7 @@ class Prometheus:
 @contextmanager
 def scraping(folder: Path, target: str, *flags: str, rules: Path | None = None) -> Iterator[Prometheus]:
     """One with its data in `folder`, that scrapes `target` often and evaluates these rules."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("NO PROMETHEUS (Debian's package prometheus): what it makes of our metrics and rules was not tried")
+    program = tool("prometheus")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
     config = {

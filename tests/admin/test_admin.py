@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from quintet.admin.app import OnDemand, create_app
 from quintet.admin.health import Check
 from quintet.admin.listener import HttpServer, serve_http
 from quintet.admin.metrics import Family, check_name
+from tests.tools import tool
 
 
 class Broker:
@@ -147,9 +147,7 @@ async def test_who_hangs_up_does_not_end_the_load_for_others() -> None:
 
 
 async def test_promtool_accepts_the_metrics(admin: HttpServer) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: the text was checked by prometheus-client's parser only")
+    promtool = tool("promtool")
     text = (await get(admin, "/metrics")).content
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)  # noqa: ASYNC221
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,8 +1,7 @@
-"""Receives OTLP over HTTP as a collector does: decodes the requests with opentelemetry-proto, keeps the spans.
+"""Receives OTLP over HTTP as a collector does: decodes the requests with opentelemetry-proto, keeps the spans and the names of metrics.
 
 No registry has a build of the OpenTelemetry Collector, and to compile it takes a quarter of an hour, so this is the other end of the
-real exporter in tests. It shares nothing with it but the published schema. Version 0.150.0, made of Go modules (otlpreceiver,
-debugexporter), was tried by hand on 2026-11-17: it showed the same four spans with the same parents.
+real exporter in tests. It shares nothing with it but the published schema. test_real_collector.py has the real one.
 """
 
 import gzip
@@ -13,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -48,6 +45,7 @@ class Collector:
         self.url = ""
         self._lock = threading.Lock()
         self._spans: list[Received] = []
+        self.metrics: frozenset[str] = frozenset()
         self.refuses = False  # requests, with a status that is not tried again
 
     @property
@@ -66,7 +64,13 @@ class Collector:
             time.sleep(LOOK_EVERY_S)
         return spans
 
-    def take(self, body: bytes) -> None:
+    def take_metrics(self, body: bytes) -> None:
+        request = ExportMetricsServiceRequest.FromString(body)
+        scopes = [scope for resource in request.resource_metrics for scope in resource.scope_metrics]
+        with self._lock:
+            self.metrics |= {metric.name for scope in scopes for metric in scope.metrics}
+
+    def take_spans(self, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         taken = []
         for resource in request.resource_spans:
@@ -107,16 +111,15 @@ def collecting() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            sound = self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf"
-            good = sound and not collector.refuses
-            if good:
-                collector.take(body)
-            answer = ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200 if good else 400)
+            take = {"/v1/traces": collector.take_spans, "/v1/metrics": collector.take_metrics}.get(self.path)
+            if take and self.headers["content-type"] == "application/x-protobuf" and not collector.refuses:
+                take(body)
+                self.send_response(200)
+            else:
+                self.send_response(400)
             self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", str(len(answer)))
+            self.send_header("content-length", "0")  # a response without fields
             self.end_headers()
-            self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
             pass

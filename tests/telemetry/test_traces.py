@@ -1,10 +1,11 @@
 """The broker's spans, on a simulated clock and disk: which messages are followed, what is told of them, and every bound."""
 
 import errno
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from quintet import kernel
 from quintet.broker.topics.catalog import Topic
