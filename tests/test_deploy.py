@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from quintet.config import Settings
 from quintet.config.credentials import PREFIX
 from quintet.model.errors import ConfigError
 from quintet.process import notify
+from tests.tools import tool
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 UNIT = DEPLOY / "quintet.service"
@@ -21,10 +21,7 @@ EXPOSURE_MAX = 1.5  # of 10: what is left is the network, which a broker is for
 
 
 def analyze(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("SYSTEMD-ANALYZE IS NOT INSTALLED: the unit was not checked")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([tool("systemd-analyze"), *arguments], capture_output=True, text=True, check=False)
 
 
 def exposure(unit: Path) -> float:

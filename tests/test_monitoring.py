@@ -3,18 +3,17 @@
 import json
 import re
 import runpy
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import httpx2
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quintet.cell_cluster import node_families
 from tests.admin.prometheus import scraping
 from tests.client.server import running
+from tests.tools import tool
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 RULES = DEPLOY / "prometheus" / "quintet.rules.yaml"
@@ -58,9 +57,7 @@ def test_each_alert_is_seen_to_fire() -> None:
 
 
 def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian's package prometheus has it): the alerts were not tried")
+    promtool = tool("promtool")
     assert subprocess.run([promtool, "check", "rules", RULES], capture_output=True, check=False).returncode == 0
     done = subprocess.run([promtool, "test", "rules", RULE_TESTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
