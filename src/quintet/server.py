@@ -14,10 +14,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
@@ -41,7 +42,7 @@ from quintet.log.anchors import ANCHORS_NAME
 from quintet.log.chain import derive_key
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
-from quintet.model.errors import ConfigError, QuintetError
+from quintet.model.errors import ConfigError, QuintetError, ShuttingDown
 from quintet.model.rights import check_rights
 from quintet.net.connection import Connection
 from quintet.net.doors import OpenDoors, cannot_listen
@@ -179,9 +180,12 @@ class Server:
             self.broker.set_tenant_tokens(_tenant_tokens(settings))
             await self._configure_users()
             await self._open_doors()
-        except BaseException:
+        except BaseException as error:
             self.log.abandon()  # nothing was acknowledged: leave the directory as a crash would, and say one thing only
-            raise
+            if not isinstance(error, ShuttingDown):
+                raise
+            _log.info("stopped", reason=str(error))  # it was told to: that is no failure
+            return 0
         _quiet_the_collector()
         self._collected_at = scheduler.monotonic()
         for number in (signal.SIGTERM, signal.SIGINT):

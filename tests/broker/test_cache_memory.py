@@ -1,10 +1,10 @@
 """What goes from a cache by itself: keys that expire, and keys that make room. Limits hold, and the log follows."""
 
 import errno
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from quintet import kernel
 from quintet.broker.doors.cache_memory import GHOSTS_SLACK, OVERHEAD_BYTES, Deadlines, Sieve

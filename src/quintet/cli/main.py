@@ -5,7 +5,6 @@ runs. Failures end here too: a ConfigError is one line and exit code 2, any othe
 is not installed is such a failure, whichever import of whichever command wanted it.
 """
 
-import difflib
 import importlib
 import json
 import os
@@ -111,6 +110,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             near = [name for name in COMMANDS if args[0].startswith(name)]
+            import difflib  # late: 1 ms, for who makes a mistake
+
             near = near or difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)

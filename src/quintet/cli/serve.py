@@ -1,17 +1,22 @@
 """`quintet serve`: reads the configuration and hands it to server.py, which owns the broker's life."""
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import click
 
 if TYPE_CHECKING:
     from quintet.config import Settings
     from quintet.config.renaming import OldName
+
+NO_PLUGINS: Final = "__all__"  # of PYDANTIC_DISABLE_PLUGINS
 
 
 @click.command()
@@ -123,4 +128,16 @@ def _load_quickly() -> None:
     """Before the broker is imported: what makes imports slow and gives it nothing."""
     gc.disable()  # hardly anything that an import makes is garbage; server.py switches it on again
     # pydantic would read the metadata of every installed package, to look for plugins of its own.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", NO_PLUGINS) == NO_PLUGINS:
+        # What would look for them loads importlib.metadata, with mail and archives (12 ms), before it reads that variable.
+        loader = ModuleType("pydantic.plugin._loader")
+        loader.__dict__.update(get_plugins=tuple, __getattr__=partial(_loaders_own, loader.__name__))
+        sys.modules.setdefault(loader.__name__, loader)
+
+
+def _loaders_own(module: str, name: str) -> object:
+    """Any other name of pydantic's module: a release may have more of them than the one that is asked for."""
+    if name.startswith("__"):  # Python asks whether it is a package
+        raise AttributeError(name)
+    del sys.modules[module]
+    return getattr(importlib.import_module(module), name)

@@ -8,11 +8,9 @@ hands each its section.
 """
 
 import copy
-import difflib
 import hashlib
 import itertools
 import json
-import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -477,6 +475,8 @@ def _put(tree: dict[str, object], path: tuple[str, ...], value: object) -> None:
 
 
 def _read_file(file: Path) -> dict[str, object]:
+    import tomllib  # late: 3 ms, and many a broker has no file
+
     try:
         with file.open("rb") as opened:
             return tomllib.load(opened)
@@ -654,6 +654,8 @@ def _nearest(path: tuple[str | int, ...], kind: type[Section]) -> str:
 
 def nearest_key(wrong: str, keys: list[str]) -> str:
     """The end of the sentence about an unknown key: what was probably meant, or what there is."""
+    import difflib  # late: 1 ms, for who makes a mistake
+
     close = difflib.get_close_matches(wrong, keys, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"

@@ -9,7 +9,6 @@ import csv
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final, Literal, Protocol
@@ -91,8 +90,7 @@ class Event(msgspec.Struct, frozen=True):
 COLUMNS: Final = ("id", "ts_ms", "type", "user", "client_ip", "resource", "action", "result", "node_id", "details")
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """What to look for, newest first. Zero and empty ask for nothing in particular; times are seconds, both inclusive."""
 
     start_s: int = 0
@@ -117,8 +115,7 @@ class Query:
         )
 
 
-@dataclass(slots=True)
-class _Rate:
+class _Rate(msgspec.Struct):
     """How many events of one kind this second had, and how many were left out."""
 
     type: str

@@ -5,7 +5,6 @@ caller may know of a group is in the frozen classes at the top: they are copies,
 a group: what may happen in each, what is to be done then, and which phase follows.
 """
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, Final, Literal
 
@@ -52,8 +51,7 @@ class CommitPayload(Effect, frozen=True, array_like=True):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """What a subscriber gets. A plain one: generation 0, no partitions, and the offset to start at. A member: each of
     its partitions with the offset to start at; `offset` is that of the first."""
 
@@ -62,8 +60,7 @@ class Assignment:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(msgspec.Struct, frozen=True):
     """How far a group is behind in one partition. `lag_messages` counts what is still kept; `lag_ms` is the age of the
     oldest record not committed, 0 if there is none."""
 
@@ -73,8 +70,7 @@ class Lag:
     lag_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
+class MemberInfo(msgspec.Struct, frozen=True):
     """A member as others see it. `connected` is False for a static one whose connection is gone and whose place is kept."""
 
     name: str
@@ -83,8 +79,7 @@ class MemberInfo:
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupInfo:
+class GroupInfo(msgspec.Struct, frozen=True):
     """A group as others see it. `subscribers` are plain subscriptions of connections that are no members."""
 
     topic: str

@@ -8,10 +8,10 @@ there exactly once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from quintet.broker.atomic.dead_letters import DeadLetters, Failure
 from quintet.broker.atomic.intent_rows import Effect

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from quintet.model.errors import AuthError, BadName, BadRequest, Forbidden
 
 Action = Literal["publish", "subscribe", "admin"]
@@ -59,8 +61,7 @@ def covers(patterns: tuple[str, ...], name: str) -> bool:
     return covering(patterns, name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True):
     """A known client. Two principals of the same name are the same owner."""
 
     name: str
@@ -82,8 +83,7 @@ class Principal:
         return _words(("read", self.subscribe), ("write", self.publish), ("admin", self.admin))
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(msgspec.Struct, frozen=True):
     """One API key: its name, the hex SHA-256 of its secret, and its rights: those of the user it belongs to, or, where
     it belongs to none, its own patterns."""
 

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from argon2 import low_level
-from argon2.exceptions import VerifyMismatchError
-
 from quintet.model.errors import BadRequest, Busy
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Promise, offload, start
@@ -44,12 +41,17 @@ _COSTS: Final = re.compile(r"\$m=(\d+),t=(\d+),p=(\d+)\$")
 
 
 def _hash(password: bytes, salt: bytes) -> str:
+    from argon2 import low_level  # late: 4 ms with cffi, in a thread and for the first password
+
     return low_level.hash_secret(
         password, salt, HASH_PASSES, HASH_MEMORY_KIB, HASH_LANES, HASH_BYTES, low_level.Type.ID
     ).decode()
 
 
 def _verify(stored: str, password: bytes) -> bool:
+    from argon2 import low_level  # late: as above
+    from argon2.exceptions import VerifyMismatchError
+
     try:
         return low_level.verify_secret(stored.encode(), password, low_level.Type.ID)
     except VerifyMismatchError:
@@ -64,6 +66,8 @@ def costs_of(stored: str) -> Costs:
 
 def verify_evenly(stored: str, password: bytes, costs: tuple[Costs, ...]) -> bool:
     """Is it right? Takes one hash of each of these costs, whatever the stored one has; `stored` may be empty."""
+    from argon2 import low_level  # late: as above
+
     own = costs_of(stored) if stored else None
     right = _verify(stored, password) if stored else False
     for memory_kib, passes, lanes in costs:

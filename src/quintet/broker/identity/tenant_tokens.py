@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Final, NoReturn
 
+import msgspec
+
 from quintet.broker.identity import jose
 from quintet.broker.identity.tokens import LEEWAY_US_DEFAULT, SIGNATURE_BYTES, hash_of, prepared_secret
 from quintet.model.errors import ConfigError, TooLarge
@@ -90,8 +92,7 @@ def refuse(rule: str) -> NoReturn:
 # -- what a token says ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TenantClaims:
+class TenantClaims(msgspec.Struct, frozen=True):
     """What a token that was accepted says. Times are microseconds since 1970, with the leeway in them."""
 
     subject: str
@@ -156,8 +157,7 @@ def point_fault(key: bytes) -> str:
     return "is a point of small order, for which anybody can sign" if y == 1 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class TenantKey:
+class TenantKey(msgspec.Struct, frozen=True):
     """One Ed25519 public key. Raises ConfigError for bytes that are none, or none that proves anything."""
 
     public: bytes
@@ -264,8 +264,7 @@ def _texts_of(public: bytes) -> tuple[bytes, ...]:
 # -- verifying --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Ring:
+class _Ring(msgspec.Struct, frozen=True):
     """What may have signed the tokens of a tenant. Two fields, because nothing may wander from one to the other."""
 
     keys: tuple[tuple[str, "Ed25519PublicKey"], ...] = ()  # kid, key

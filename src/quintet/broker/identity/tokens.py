@@ -25,6 +25,8 @@ from dataclasses import field as dataclass_field
 from functools import cache
 from typing import TYPE_CHECKING, Final, NoReturn
 
+import msgspec
+
 from quintet.broker.identity import jose
 from quintet.broker.identity.jose import SECOND
 from quintet.model.errors import ConfigError, TooLarge
@@ -66,8 +68,7 @@ def refuse(rule: str) -> NoReturn:
     jose.refuse(rule, RULES, HINTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True):
     """What a token that was accepted says. Times are microseconds since 1970, 0 for none; the leeway is in them."""
 
     subject: str  # "": it names nobody
@@ -215,8 +216,7 @@ def _permissions(value: object) -> frozenset[str]:
 # -- making and looking at --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(msgspec.Struct, frozen=True):
     """What a token says of itself; nothing of it is verified. Sizes are bytes of JSON: a claim's name, value and comma."""
 
     header: JsonObject

@@ -300,7 +300,7 @@ class Topic:
 
     def overrun(self) -> bool:
         """A pushed subscriber that still takes data is far behind in a memory topic: its publishers should pause."""
-        if not self.in_memory:
+        if not self.subscriptions or not self.in_memory:
             return False
         for subscription in self.subscriptions:
             if subscription.parked:
@@ -525,8 +525,9 @@ class Topics:
 
     def _may_harden(self, topic: Topic) -> bool:
         """Does the configuration leave it to the first durable use, and is that more than memory?"""
-        rule = self._policy.rule_for(topic.name)
-        return rule.durability is None and self._policy.durable != "memory" and not isinstance(topic, CacheTopic)
+        if self._policy.durable == "memory" or isinstance(topic, CacheTopic):
+            return False
+        return self._policy.rule_for(topic.name).durability is None
 
     def recall(self, raw: bytes) -> Topic:
         """The topic of a subscription from before the last stop; one in memory is made again."""

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
+from quintet.broker.topics.patterns import re2_reason
 from quintet.model.errors import BadRequest
 from quintet.model.strict_json import more_values
 
@@ -144,11 +145,8 @@ def _pattern(pattern: bytes) -> tuple[Test, int, Prefilter | None]:
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
-        reason = error.args[0] if error.args else "it is not a regular expression"
-        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise BadRequest(
-            f"the pattern of the filter is not valid: {text}", hint="RE2 syntax: no look-around, no back-references"
-        ) from error
+        hint = "RE2 syntax: no look-around, no back-references"
+        raise BadRequest(f"the pattern of the filter is not valid: {re2_reason(error)}", hint=hint) from error
     program = compiled.programsize + compiled.reverseprogramsize
     if program > PATTERN_PROGRAM_MAX:
         raise BadRequest(

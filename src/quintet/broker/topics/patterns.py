@@ -40,6 +40,12 @@ def is_pattern(text: str) -> bool:
     return STAR in text or text.startswith(REGEX)
 
 
+def re2_reason(error: Exception) -> str:
+    """What RE2 found wrong: it says so in bytes."""
+    reason = error.args[0] if error.args else "it is not a regular expression"
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(error)
+
+
 def regular(expression: str) -> Matches:
     """The whole name must match. RE2 takes time in proportion to the name, whatever the expression."""
     _check_size(expression)
@@ -49,7 +55,7 @@ def regular(expression: str) -> Matches:
     try:
         compiled = re2.compile(expression, options)
     except (re2.error, UnicodeEncodeError) as error:
-        raise BadRequest(f"the pattern is no regular expression of RE2: {error}") from None
+        raise BadRequest(f"the pattern is no regular expression of RE2: {re2_reason(error)}") from None
     return lambda name: compiled.fullmatch(name) is not None
 
 

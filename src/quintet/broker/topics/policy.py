@@ -1,14 +1,14 @@
 """Defines the rules by which topics are made: what the configuration says of a name. What is done by them is the catalog's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from quintet.log.base import Durability
 from quintet.model import limits
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRule:
+class TopicRule(msgspec.Struct, frozen=True):
     """What the configuration says of names that match `pattern` (a name, or a prefix ending in `*`)."""
 
     pattern: str
@@ -24,8 +24,7 @@ class TopicRule:
         return name == self.pattern or (self.pattern.endswith("*") and name.startswith(self.pattern[:-1]))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPolicy:
+class TopicPolicy(msgspec.Struct, frozen=True):
     """The rules in the order they are tried, then the default rule (pattern `*`)."""
 
     rules: Sequence[TopicRule]
