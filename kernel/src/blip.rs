@@ -7,6 +7,7 @@
 
 use crate::batch::{self, AT_MOST_ONCE, Batch, EXPIRY, Head, Layout, Refusal, Sizes};
 use crate::make;
+use crate::routes::{Route, Routes};
 use std::collections::HashMap;
 
 //   0        4      5                13
@@ -182,9 +183,10 @@ struct Run {
 }
 
 /// Publishes to one topic with one QoS, which become one batch.
-#[derive(Clone)]
-pub struct Group<'a> {
+#[derive(Default)]
+pub struct Group<'a, 'r> {
     pub topic: &'a [u8],
+    pub route: Option<&'r Route>,
     pub qos: u8,
     pub frames: usize,
     bytes: usize,
@@ -195,8 +197,8 @@ pub struct Group<'a> {
 
 /// The publishes between two other items.
 #[derive(Default)]
-pub struct Window<'a> {
-    pub groups: Vec<Group<'a>>,
+pub struct Window<'a, 'r> {
+    pub groups: Vec<Group<'a, 'r>>,
     runs: Vec<Run>,
 }
 
@@ -229,8 +231,8 @@ fn same_frames(d: &[u8], first: usize, pos: usize, stride: usize, body: usize, m
     n
 }
 
-/// Finds the group of a topic: a small table of guesses in front of the map, because hashing against an adversary costs
-/// more than the rest of a frame. A wrong guess only costs the look into the map.
+/// Finds the groups of topics that nothing else knows: a small table of guesses in front of the map, because hashing against an
+/// adversary costs more than the rest of a frame. A wrong guess only costs the look into the map.
 struct Finder<'a> {
     guesses: [u32; FINDER_SLOTS],
     by_topic: HashMap<&'a [u8], u32>,
@@ -258,13 +260,17 @@ pub fn topic_slot(topic: &[u8]) -> usize {
 }
 
 impl<'a> Finder<'a> {
-    /// The number of the topic's group, or one past all groups.
-    fn find(&mut self, groups: &[Group<'a>], topic: &'a [u8]) -> usize {
+    fn new() -> Finder<'a> {
+        Finder { guesses: [u32::MAX; FINDER_SLOTS], by_topic: HashMap::new() }
+    }
+
+    /// The number of the topic's group, if it has one.
+    fn find(&mut self, groups: &[Group<'a, '_>], topic: &'a [u8]) -> Option<usize> {
         let guess = &mut self.guesses[topic_slot(topic)];
         if groups.get(*guess as usize).is_none_or(|group| group.topic != topic) {
             *guess = self.by_topic.get(topic).copied().unwrap_or(u32::MAX);
         }
-        *guess as usize
+        (*guess != u32::MAX).then_some(*guess as usize)
     }
 
     fn set(&mut self, topic: &'a [u8], number: usize) {
@@ -273,10 +279,70 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// Collects the publishes from pos on: (window, where it ends, the error of the frame there if it is a bad PUBLISH).
-pub fn publishes(d: &[u8], mut pos: usize, version: u8, max_frame: usize) -> (Window<'_>, usize, u8) {
+const AHEAD: usize = 16; // frames between the first look at a topic and its use: by then memory has answered
+const AHEAD_ROUTE: usize = 8; // and between the second one and its use
+
+/// Looks at the topics of the frames that follow, so that their routes are in the processor's cache when they are used.
+struct Ahead<'a, 'r> {
+    d: &'a [u8],
+    routes: &'r Routes,
+    version: u8,
+    max_frame: usize,
+    window: u64,
+    seen: [(usize, u64); AHEAD], // a ring: where a frame begins, and the hash of its topic
+    first: usize,                // of them that was not asked for yet, and
+    next: usize,                 // the one that follows, both counted from the first frame on
+    pos: usize,                  // where that one begins
+}
+
+impl<'a, 'r> Ahead<'a, 'r> {
+    fn new(d: &'a [u8], pos: usize, version: u8, max_frame: usize, routes: &'r Routes) -> Ahead<'a, 'r> {
+        let seen = [(0, 0); AHEAD];
+        Ahead { d, routes, version, max_frame, window: routes.window(), seen, first: 0, next: 0, pos }
+    }
+
+    /// The route of the topic of a sound frame. Frames are asked for in rising order, those within a run are not.
+    fn route(&mut self, pos: usize, topic: &[u8]) -> Option<&'r Route> {
+        if self.routes.are_few() {
+            return self.routes.find(topic);
+        }
+        while self.first < self.next && self.seen[self.first % AHEAD].0 < pos {
+            self.first += 1;
+        }
+        self.pos = self.pos.max(pos);
+        while self.next < self.first + AHEAD && self.look() {}
+        let (at, hash) = self.seen[self.first % AHEAD];
+        self.routes.find_hashed(topic, if at == pos { hash } else { self.routes.hash(topic) })
+    }
+
+    /// Look at one frame more. What is not sound is judged when its turn comes.
+    fn look(&mut self) -> bool {
+        let Next::Frame { kind: PUBLISH, end } = next_frame(self.d, self.pos, self.max_frame, DELIVER) else {
+            return false;
+        };
+        let Ok(got) = parse_publish(self.d, self.pos + FRAME_BYTES, end, self.version) else { return false };
+        self.seen[self.next % AHEAD] = (self.pos, self.routes.announce(&self.d[got.topic..got.body]));
+        if self.next >= self.first + AHEAD_ROUTE {
+            self.routes.fetch(self.seen[(self.next - AHEAD_ROUTE) % AHEAD].1);
+        }
+        self.next += 1;
+        self.pos = end;
+        true
+    }
+}
+
+/// Collects the publishes from pos on: (window, where it ends, the error of the frame there if it is a bad PUBLISH). Groups of topics
+/// that `routes` know have their route.
+pub fn publishes<'a, 'r>(
+    d: &'a [u8],
+    mut pos: usize,
+    version: u8,
+    max_frame: usize,
+    routes: Option<&'r Routes>,
+) -> (Window<'a, 'r>, usize, u8) {
     let mut window = Window::default();
-    let mut finder = Finder { guesses: [u32::MAX; FINDER_SLOTS], by_topic: HashMap::new() };
+    let mut finder: Option<Box<Finder>> = None; // most windows need none
+    let mut ahead = routes.map(|routes| Ahead::new(d, pos, version, max_frame, routes));
     let (mut last, mut fault) = (usize::MAX, 0);
     while let Next::Frame { kind: PUBLISH, end } = next_frame(d, pos, max_frame, DELIVER) {
         let got = match parse_publish(d, pos + FRAME_BYTES, end, version) {
@@ -287,21 +353,33 @@ pub fn publishes(d: &[u8], mut pos: usize, version: u8, max_frame: usize) -> (Wi
             }
         };
         let (topic, size, stride) = (&d[got.topic..got.body], end - got.body, end - pos);
-        let is_last = window.groups.get(last).is_some_and(|group| group.topic == topic);
-        let mut number = if is_last { last } else { finder.find(&window.groups, topic) };
-        fault = fault_of(topic, got.qos, number >= window.groups.len());
+        let is_last = window.groups.get(last).filter(|group| group.topic == topic);
+        let route = match is_last {
+            Some(group) => group.route,
+            None => ahead.as_mut().and_then(|ahead| ahead.route(pos, topic)),
+        };
+        let found = match (is_last, route, &ahead) {
+            (Some(_), ..) => Some(last),
+            (_, Some(route), Some(ahead)) => route.group(ahead.window),
+            _ => finder.as_mut().and_then(|finder| finder.find(&window.groups, topic)),
+        };
+        fault = fault_of(topic, got.qos, found.is_none() && route.is_none());
         if fault != 0 {
             break;
         }
-        let fits = window.groups.get(number).is_some_and(|group| {
+        let fits = |number: &usize| {
+            let group = &window.groups[*number];
             group.qos == got.qos && group.bytes + size <= MAX_GROUP_BYTES && group.frames < MAX_GROUP_RECORDS
+        };
+        let number = found.filter(fits).unwrap_or_else(|| {
+            let number = window.groups.len();
+            match (route, &ahead) {
+                (Some(route), Some(ahead)) => route.set_group(ahead.window, number),
+                _ => finder.get_or_insert_with(|| Box::new(Finder::new())).set(topic, number),
+            }
+            window.groups.push(Group { topic, route, qos: got.qos, ..Group::default() });
+            number
         });
-        if !fits {
-            number = window.groups.len();
-            finder.set(topic, number);
-            let (frames, bytes) = (0, 0);
-            window.groups.push(Group { topic, qos: got.qos, frames, bytes, ttl: false, first_run: 0, end_run: 0 });
-        }
         let group = &mut window.groups[number];
         let mut frames = 1;
         if got.ttl == 0 {
@@ -321,7 +399,7 @@ pub fn publishes(d: &[u8], mut pos: usize, version: u8, max_frame: usize) -> (Wi
     (window, pos, fault)
 }
 
-impl Window<'_> {
+impl Window<'_, '_> {
     /// Brings the runs of each group together, in wire order within the group: a counting sort.
     fn sort_runs(&mut self) {
         for run in &self.runs {

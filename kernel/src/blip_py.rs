@@ -179,7 +179,8 @@ fn split<'py>(
         }
         match kind {
             blip::PUBLISH => {
-                let (window, stop, error) = blip::publishes(d, pos, version, max_frame);
+                let routes = direct.known.as_ref().map(|(_, routes)| *routes);
+                let (window, stop, error) = blip::publishes(d, pos, version, max_frame, routes);
                 append_groups(py, direct, &items, d, &window, origin, now)?;
                 pos = stop;
                 if error != 0 {
@@ -215,12 +216,12 @@ fn split<'py>(
     }
 }
 
-fn append_groups<'py>(
+fn append_groups<'a, 'py>(
     py: Python<'py>,
-    direct: &mut Direct<'_, 'py>,
+    direct: &mut Direct<'a, 'py>,
     items: &Bound<'py, PyList>,
     d: &[u8],
-    window: &blip::Window<'_>,
+    window: &blip::Window<'_, 'a>,
     origin: &[u8],
     now: i64,
 ) -> PyResult<()> {
@@ -228,8 +229,8 @@ fn append_groups<'py>(
         let plan = window.plan(group, origin).map_err(refuse)?;
         let make = || unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out));
         let ids = || unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out));
-        if let Some((tails, routes)) = &mut direct.known
-            && let Some(route) = routes.find(group.topic)
+        if let Some((tails, _)) = &mut direct.known
+            && let Some(route) = group.route
             && (group.qos == 0 || route.keeps)
         {
             let count = group.frames as u64;

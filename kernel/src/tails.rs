@@ -10,7 +10,7 @@
 use crate::batch::{self, Batch, MAX_OFFSET, TIMESTAMPS};
 use crate::lent::{Lents, Recalled, Sealed, Terms};
 use crate::merging::{group_end, merged};
-use crate::{make, refuse};
+use crate::{make, prefetch, refuse};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
@@ -18,6 +18,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 const SPARES_MAX: usize = 4_096;
+const NEAR_TOP: usize = 6; // places of a heap
+const AHEAD: usize = 8; // tails between the fetch of one and its use: by then memory has answered
 const IN_ORDER_US: i64 = 60_000_000; // as in model/clocks.py: a clock that was set back by more is believed
 
 struct Pending {
@@ -60,6 +62,26 @@ struct Topic {
     slots: Vec<usize>,
     next: usize,
     published: u64,
+}
+
+impl Tail {
+    /// With ten thousand tails in turn, most of what one costs is waiting for memory: they are fetched before they are used.
+    fn fetch(&self) {
+        prefetch(self);
+        prefetch(&self.bytes_max);
+    }
+
+    /// Where the next batch is kept.
+    fn fetch_end(&self) {
+        let (first, second) = self.kept.as_slices();
+        let last = if second.is_empty() { first } else { second };
+        prefetch(last.as_ptr_range().end);
+    }
+
+    /// The oldest batch, and where it is.
+    fn fetch_oldest(&self) {
+        prefetch(self.kept.as_slices().0.as_ptr());
+    }
 }
 
 #[derive(Default)]
@@ -333,6 +355,10 @@ impl Tails {
         }
         while freed < self.freed_max && self.bytes > self.bytes_max {
             let Some(&Reverse((serial, slot))) = self.order.peek() else { break };
+            // Near the top of the heap are those that are next.
+            for Reverse((_, soon)) in self.order.as_slice().iter().skip(1).take(NEAR_TOP) {
+                self.tails[*soon].fetch_oldest();
+            }
             let tail = &mut self.tails[slot];
             let oldest = tail.kept.front().map(|one| one.serial);
             freed += usize::from(oldest.is_some());
@@ -480,7 +506,14 @@ impl Tails {
 
     fn seal(&mut self, py: Python<'_>, now: i64) -> PyResult<(Vec<usize>, bool)> {
         let mut moved = Vec::new();
-        for slot in std::mem::take(&mut self.dirty) {
+        let dirty = std::mem::take(&mut self.dirty);
+        for (number, &slot) in dirty.iter().enumerate() {
+            if let Some(later) = dirty.get(number + 2 * AHEAD) {
+                self.tails[*later].fetch();
+            }
+            if let Some(soon) = dirty.get(number + AHEAD) {
+                self.tails[*soon].fetch_end();
+            }
             if self.tails[slot].pending.is_empty() {
                 continue; // it was closed meanwhile
             }
