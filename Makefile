@@ -12,6 +12,8 @@ KERNEL_SOURCES := $(shell find kernel -path kernel/target -prune -o \( -name '*.
 KERNEL_LOG := .venv/kernel-build.log
 # The blocking client is written from the asynchronous one, which a developer changes without installing again.
 BLOCKING := src/quintet/client/blocking/sync.py
+# Two set-ups at once wait for each other; one that was interrupted is mended by the next.
+APT := apt-get -o DPkg::Lock::Timeout=300 install -y -qq
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --no-strip-extras --upgrade --group build
 
@@ -167,7 +169,7 @@ $(BLOCKING): $(filter-out $(BLOCKING),$(shell find src/quintet/client -name '*.p
 .venv/.stamp-browser: console/package-lock.json .venv/.stamp-venv
 	@echo "setup: installing what the tests of the console need: npm packages, and Chromium where there is none (once)"
 	@cd console && npm ci --silent --no-audit --no-fund || echo "setup: NO NPM PACKAGES: accessibility and the build of the console are not tested" >&2
-	@command -v chromium chromium-browser google-chrome > .venv/browser.log || { apt-get update && apt-get install -y -qq chromium; } > .venv/browser.log 2>&1 \
+	@command -v chromium chromium-browser google-chrome > .venv/browser.log || { apt-get update && { $(APT) chromium || { $(APT) --fix-broken; $(APT) chromium; }; }; } > .venv/browser.log 2>&1 \
 		|| echo "setup: NO CHROMIUM: the pages of the console are not tested (see .venv/browser.log)" >&2
 	@touch $@
 
