@@ -32,7 +32,7 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded
 from quintet.model.rate import Bucket
 from quintet.model.tasks import start
 from quintet.protocols import records
-from quintet.protocols.base import ALL, FLOWING, STALL, WAIT, Replies, SessionConnection, act_on, in_pieces
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, act_on, in_pieces
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import Request, origin_of, topic_id
 from quintet.protocols.fast.section import FastListener
@@ -135,8 +135,8 @@ class FastSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_blocked", "_broker", "_deadline", "_doing", "_door", "_epoch", "_extended", "_held", "_left", "_members", "_peer", "_refused",
-        "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "principal_name", "stopped", "take_output",
+        "_blocked", "_broker", "_deadline", "_doing", "_door", "_epoch", "_extended", "_left", "_members", "_payload_bytes_max", "_peer", "_refused",
+        "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "holding", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(self, door: FastDoor, sink: SessionConnection, monotonic: int, peer: str = "") -> None:
@@ -152,6 +152,7 @@ class FastSession:
         self._same: bytes | None = b"" if self._extended else None
         self._whole = False  # messages go out as record sets
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
+        self._payload_bytes_max = min(door.options.payload_bytes_max, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
         self._refused = 0
         self._replies = Replies()
         self.take_output = self._replies.take
@@ -160,17 +161,13 @@ class FastSession:
         self._routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends by itself
         self._epoch = door.epoch  # when they were learnt
         self._slow: list[Bucket] = []
-        self._held = False
+        self.holding = False  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
         self._left: list[FastItem] | None = None  # requests for a later turn; their bytes are consumed
         self._doing = 0
         self.stopped = False
         self._blocked = 0  # SUBSCRIBEs while it had no room: what each left waits for room
 
     # -- the contract ----------------------------------------------------------------------------------------------
-
-    @property
-    def holding(self) -> bool:
-        return self._held  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
 
     @property
     def operation(self) -> str:
@@ -199,13 +196,13 @@ class FastSession:
             door.refresh(now)
             if self.principal_name is None and door.limited:
                 self._greet(view, position, now)
-            if self._held:
+            if self.holding:
                 break
             if self._left is not None:
                 self._left = act_on(self._left, self._act, now, self._sink.turn_over)
                 self.stopped = self._left is not None
                 continue
-            most = self._payload_max()
+            most = self._payload_bytes_max
             if self._epoch != door.epoch or self._broker.draining:
                 self._epoch = door.epoch
                 self._routes.clear()
@@ -244,7 +241,7 @@ class FastSession:
                 self.stopped = position < len(view) and self._sink.turn_over()
         if door.refusals:
             door.forget_refused()
-        if self._slow and not self._held:
+        if self._slow and not self.holding:
             self._hold()
         return position
 
@@ -263,8 +260,8 @@ class FastSession:
         """Take nothing while a rate is overdrawn; look again in a while, unless the connection is gone."""
         monotonic = self._broker.scheduler.monotonic()
         self._slow = [bucket for bucket in self._slow if bucket.wait(monotonic)]
-        self._held = bool(self._slow)
-        if self._held:
+        self.holding = bool(self._slow)
+        if self.holding:
             wait = max(bucket.wait(monotonic) for bucket in self._slow)
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
@@ -277,15 +274,11 @@ class FastSession:
         """Shut when the output is sent; the first reason is the one that is told."""
         self.closing = self.closing or reason
 
-    def _payload_max(self) -> int:
-        most = self._door.options.payload_bytes_max
-        return most if self.principal_name is not None else min(most, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
-
     def _no_stranger(self, most: int, view: memoryview, start: int, now: int) -> bool:
         """A payload above `most`, which was a stranger's limit: what was done since, or the token before the payload, may
         say that this is none. A token that is refused here counts as in any other packet."""
         if self.principal_name is not None:
-            return self._payload_max() > most
+            return self._payload_bytes_max > most
         token = codec.token_at(view, start)
         if token is None:
             return False
@@ -424,6 +417,7 @@ class FastSession:
         """The first valid token: from now on this connection is somebody's. False: that one has too many."""
         self._deadline = None
         self.principal_name = bearer.name
+        self._payload_bytes_max = self._door.options.payload_bytes_max
         self._door.subjects[bearer.name] += 1
         most = self._door.options.subject_connections_max
         if self._door.subjects[bearer.name] > most:
@@ -475,10 +469,11 @@ class FastSession:
         """The kernel has appended these, the first of them to a partition in files."""
         slot = Request(frames.PUBLISH, groups, oks, self._extended)
         slot.hold(ways, 0, self._sink.appended)
-        if any([count for _, count in groups]):
-            self._replies.add(slot)
         if self._broker.tails_held(ticket, ways, slot):
-            self.on_appended((slot, ALL), 0, None)
+            if oks:
+                self._replies.put(oks)
+        elif self._extended or any([count for _, count in groups]):  # nothing is told before this turn ends
+            self._replies.add(slot)
 
     def _published(self, bearer: Bearer, topic: Topic, count: int) -> None:
         """Note what congestion and rates are judged by."""
