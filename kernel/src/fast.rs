@@ -360,6 +360,11 @@ pub fn put_publish(out: &mut [u8], at: usize, template: &[u8], value: &[u8]) -> 
     end
 }
 
+/// The name of a route: the number of the topic, and the token that may publish there.
+pub fn route_name(topic: u32, jwt: &[u8]) -> Vec<u8> {
+    [&topic.to_be_bytes(), jwt].concat()
+}
+
 /// The answer to a request that was carried out.
 pub fn put_ok(out: &mut Vec<u8>, request: u8, topic: u32) {
     out.extend([OK, request]);

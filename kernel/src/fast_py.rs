@@ -5,6 +5,7 @@
 use crate::batch::KNOWN_FLAGS;
 use crate::blip::MAX_U16;
 use crate::fast::{self, Known, Next, Same};
+use crate::held::Holding;
 use crate::routes::Routes;
 use crate::tails::Tails;
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
@@ -65,6 +66,50 @@ fn topic_rule(topics: &Bound<'_, PyDict>, topic: u32, now: i64) -> PyResult<(u16
 /// Where splitting ended: behind which byte, the number of what is fatal there, and the token that nobody knows.
 type End<'a> = (usize, u8, Option<&'a [u8]>);
 
+/// Where publishes go whose topic and token are known, and what is answered: until a packet comes that Python has to act on first.
+#[derive(Default)]
+struct Direct<'a> {
+    known: Option<(&'a mut Tails, &'a Routes)>,
+    answered: bool,
+    last: Option<&'a Py<PyAny>>,
+    answers: Vec<u8>,
+    holding: Holding,
+    later: Vec<u8>,        // the answers behind what is in files
+    held: Vec<(u32, u64)>, // topic and packets, 0 if nobody waits to hear of them
+}
+
+impl Direct<'_> {
+    /// Append a batch that is made when it is known to be taken. False: Python decides.
+    fn append<'py>(
+        &mut self,
+        py: Python<'py>,
+        (topic, jwt): (u32, &[u8]),
+        (count, size): (u64, usize),
+        now: i64,
+        make: &dyn Fn() -> PyResult<Bound<'py, PyByteArray>>,
+    ) -> PyResult<bool> {
+        let Some((tails, routes)) = &mut self.known else { return Ok(false) };
+        let Some(route) = routes.find(&fast::route_name(topic, jwt)) else { return Ok(false) };
+        if !tails.publish(py, route.handle, count, || Ok(make()?.unbind()))? {
+            if !tails.takes_lent(route.handle, -1, size) {
+                return Ok(false);
+            }
+            let (batch, number) = (make()?.unbind(), self.held.len());
+            self.holding.append(py, tails, route.handle, -1, count, &batch, now, number)?;
+        }
+        let mut answers = &mut self.answers;
+        if self.holding.ways != 0 {
+            self.held.push((topic, if self.answered || route.keeps { count } else { 0 }));
+            answers = &mut self.later; // behind what is waited for
+        }
+        if self.answered {
+            (0..count).for_each(|_| fast::put_ok(answers, fast::PUBLISH, topic));
+        }
+        self.last = Some(&route.topic);
+        Ok(true)
+    }
+}
+
 /// What decides what the packets of a read become.
 struct Splitter<'a, 'py> {
     tokens: Tokens<'a, 'py>,
@@ -72,6 +117,7 @@ struct Splitter<'a, 'py> {
     topics: &'a Bound<'py, PyDict>,
     now: i64,
     items: Bound<'py, PyList>,
+    direct: Direct<'a>,
 }
 
 impl<'a, 'py> Splitter<'a, 'py> {
@@ -86,13 +132,14 @@ impl<'a, 'py> Splitter<'a, 'py> {
             if kind == fast::PUBLISH {
                 let ask = |jwt| self.tokens.ask(jwt);
                 let (window, (stop, unknown)) = fast::publishes(d, pos, payload_max, &mut self.same, ask)?;
-                append_groups(&self.items, d, &window, &self.tokens, self.topics, self.now)?;
+                self.append_groups(d, &window)?;
                 pos = stop;
                 if unknown.is_some() {
                     return Ok((pos, 0, unknown));
                 }
                 continue;
             }
+            self.direct.known = None; // what comes behind it must not overtake it
             if kind == fast::EXTEND {
                 self.items.append((kind, d[pos + 1]))?;
                 return Ok((end, 0, None));
@@ -117,14 +164,63 @@ impl<'a, 'py> Splitter<'a, 'py> {
             }
         }
     }
+
+    fn append_groups(&mut self, d: &[u8], window: &fast::Window<'_>) -> PyResult<()> {
+        let py = self.items.py();
+        for group in &window.groups {
+            let token = &self.tokens.seen[group.token.number];
+            let Some(origin) = token.origin.as_ref().map(|origin| origin.as_bytes()) else {
+                self.direct.known = None;
+                self.items.append((fast::PUBLISH, &token.name, group.topic, py.None(), group.packets))?;
+                continue;
+            };
+            let (flags, expiry) = topic_rule(self.topics, group.topic, self.now)?;
+            let plan = window.plan(group, origin, flags, expiry).map_err(refuse)?;
+            let size = plan.0.length;
+            let make = || unzeroed_array(py, size, |out| window.fill(d, group, &plan, origin, expiry, out));
+            let count = group.packets as u64;
+            if !self.direct.append(py, (group.topic, token.jwt), (count, size), self.now, &make)? {
+                self.direct.known = None;
+                self.items.append((fast::PUBLISH, &token.name, group.topic, make()?, count))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 type SplitEnd<'py> = (Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Bound<'py, PyBytes>>);
 
+#[allow(clippy::too_many_arguments)]
+fn split<'a, 'py>(
+    d: &'a [u8],
+    start: i64,
+    payload_max: i64,
+    tokens: &'a Bound<'py, PyDict>,
+    topics: &'a Bound<'py, PyDict>,
+    now: i64,
+    same: &'a Option<Bound<'py, PyBytes>>,
+    direct: Direct<'a>,
+) -> PyResult<(SplitEnd<'py>, Direct<'a>)> {
+    let py = tokens.py();
+    let (pos, payload_max) = payload_bounds(start, payload_max, d.len())?;
+    if !(0..1 << 62).contains(&now) {
+        return Err(refuse("now must be microseconds since 1970"));
+    }
+    let given = same.as_ref().map(|token| token.as_bytes());
+    if given.is_some_and(|token| token.len() > fast::MAX_TOKEN_BYTES) {
+        return Err(refuse("same is over 255 bytes; no token is"));
+    }
+    let tokens = Tokens { given: tokens, seen: Vec::new() };
+    let mut splitter = Splitter { tokens, same: given, topics, now, items: PyList::empty(py), direct };
+    let (end, fatal, unknown) = splitter.run(d, pos, payload_max)?;
+    let unknown = unknown.map(|jwt| PyBytes::new(py, jwt));
+    let behind = if splitter.same == given { same.clone() } else { splitter.same.map(|jwt| PyBytes::new(py, jwt)) };
+    Ok(((splitter.items, end, fatal, unknown, behind), splitter.direct))
+}
+
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn fast_split<'py>(
-    py: Python<'py>,
     data: &Bound<'py, PyAny>,
     start: i64,
     payload_max: i64,
@@ -134,24 +230,11 @@ pub fn fast_split<'py>(
     same: Option<Bound<'py, PyBytes>>,
 ) -> PyResult<SplitEnd<'py>> {
     let held = Held::new(data)?;
-    let (pos, payload_max) = payload_bounds(start, payload_max, held.bytes().len())?;
-    if !(0..1 << 62).contains(&now) {
-        return Err(refuse("now must be microseconds since 1970"));
-    }
-    let given = same.as_ref().map(|token| token.as_bytes());
-    if given.is_some_and(|token| token.len() > fast::MAX_TOKEN_BYTES) {
-        return Err(refuse("same is over 255 bytes; no token is"));
-    }
-    let tokens = Tokens { given: tokens, seen: Vec::new() };
-    let mut splitter = Splitter { tokens, same: given, topics, now, items: PyList::empty(py) };
-    let (end, fatal, unknown) = splitter.run(held.bytes(), pos, payload_max)?;
-    let unknown = unknown.map(|jwt| PyBytes::new(py, jwt));
-    let behind = if splitter.same == given { same.clone() } else { splitter.same.map(|jwt| PyBytes::new(py, jwt)) };
-    Ok((splitter.items, end, fatal, unknown, behind))
+    Ok(split(held.bytes(), start, payload_max, tokens, topics, now, &same, Direct::default())?.0)
 }
 
-/// PUBLISHes as `fast_split` gives them.
-type PublishGiven<'py> = (u8, Bound<'py, PyBytes>, u32, Bound<'py, PyByteArray>, u64);
+/// Ticket, the answers to what waits, topic and packets of each group, ways.
+type HeldOf<'py> = (u64, Bound<'py, PyBytes>, Vec<(u32, u64)>, u8);
 type Appended<'py> = (
     Bound<'py, PyBytes>,
     Bound<'py, PyList>,
@@ -160,6 +243,7 @@ type Appended<'py> = (
     Option<Bound<'py, PyBytes>>,
     Option<Bound<'py, PyBytes>>,
     Option<Py<PyAny>>,
+    Option<HeldOf<'py>>,
 );
 
 #[pyfunction]
@@ -177,49 +261,15 @@ pub fn fast_append<'py>(
     same: Option<Bound<'py, PyBytes>>,
     answered: bool,
 ) -> PyResult<Appended<'py>> {
-    let (items, end, fatal, unknown, same) = fast_split(py, data, start, payload_max, tokens, topics, now, same)?;
+    let held = Held::new(data)?;
     let (mut tails, routes) = (tails.try_borrow_mut()?, routes.try_borrow()?);
-    let (mut answers, mut last, mut done) = (Vec::new(), None, 0);
-    for item in items.iter() {
-        let Ok((_, jwt, topic, batch, count)) = item.extract::<PublishGiven<'py>>() else { break };
-        let name = [&topic.to_be_bytes(), jwt.as_bytes()].concat();
-        let Some(route) = routes.find(&name) else { break };
-        if !tails.publish(py, route.handle, count, || Ok(batch.unbind()))? {
-            break;
-        }
-        if answered {
-            (0..count).for_each(|_| fast::put_ok(&mut answers, fast::PUBLISH, topic));
-        }
-        last = Some(route.topic.clone_ref(py));
-        done += 1;
-    }
-    items.del_slice(0, done)?;
-    Ok((PyBytes::new(py, &answers), items, end, fatal, unknown, same, last))
-}
-
-fn append_groups<'py>(
-    items: &Bound<'py, PyList>,
-    d: &[u8],
-    window: &fast::Window<'_>,
-    tokens: &Tokens<'_, 'py>,
-    topics: &Bound<'py, PyDict>,
-    now: i64,
-) -> PyResult<()> {
-    for group in &window.groups {
-        let token = &tokens.seen[group.token.number];
-        let batch = match &token.origin {
-            None => None,
-            Some(origin) => {
-                let (flags, expiry) = topic_rule(topics, group.topic, now)?;
-                let origin = origin.as_bytes();
-                let plan = window.plan(group, origin, flags, expiry).map_err(refuse)?;
-                let fill = |out: &mut [u8]| window.fill(d, group, &plan, origin, expiry, out);
-                Some(unzeroed_array(items.py(), plan.0.length, fill)?)
-            }
-        };
-        items.append((fast::PUBLISH, &token.name, group.topic, batch, group.packets))?;
-    }
-    Ok(())
+    let direct = Direct { known: Some((&mut *tails, &*routes)), answered, ..Direct::default() };
+    let ((items, end, fatal, unknown, behind), direct) =
+        split(held.bytes(), start, payload_max, tokens, topics, now, &same, direct)?;
+    let Direct { last, answers, holding, later, held, .. } = direct;
+    let last = last.map(|topic| topic.clone_ref(py));
+    let held = (holding.ways != 0).then(|| (holding.ticket, PyBytes::new(py, &later), held, holding.ways));
+    Ok((PyBytes::new(py, &answers), items, end, fatal, unknown, behind, last, held))
 }
 
 #[pyfunction]

@@ -1,7 +1,7 @@
 //! Appends what doors read to partitions in files that are lent, and says who waits for it: one ticket for each call of a door.
 //!
 //! `lent.rs` keeps the loans; which groups of a read may go there, and what comes out beside them, is the doors' matter
-//! (`fly_py.rs`, `blip_py.rs`). `pure_append.py` has the same in Python, and the specification.
+//! (`fly_py.rs`, `blip_py.rs`, `fast_py.rs`). `pure_append.py` has the same in Python, and the specification.
 
 use crate::tails::Tails;
 use pyo3::prelude::*;

@@ -1,6 +1,7 @@
 """Partitions in files that are lent to the kernel: the native one and its twin say the same, and what is sealed is what Python seals.
 
-Random histories lend, append (by FlyMQ's PRODUCE, BlipMQ's PUBLISH, record sets of both, and by way of Python), seal, commit, recall, keep and read.
+Random histories lend, append (by FlyMQ's PRODUCE, BlipMQ's PUBLISH, record sets of both, Fast's PUBLISH, and by way of Python), seal, commit,
+recall, keep and read.
 """
 
 import random
@@ -12,13 +13,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import pytest
+
 from quintet.kernel import pure, pure_lent
 from quintet.log.embedded.partitions import commit
 from quintet.log.embedded.recovery import journal
 from quintet.model.batch import RecordBatch
 from tests.kernel import fly_frames, generate
 from tests.kernel.frames import native_twin, publish
-from tests.wire import blipmq, flymq
+from tests.wire import blipmq, fast, flymq
 from tests.wire.records import Record, pack
 
 RUST: Final = Path(__file__).parents[2] / "kernel/src/lent.rs"
@@ -30,6 +33,7 @@ FRAME_BYTES_MAX: Final = 1 << 20
 LINK: Final = bytes(range(32))
 KEY: Final = bytes(range(32, 64))
 SEED: Final = 7
+TOKEN: Final = b"good"  # of Fast
 
 
 class Twin:
@@ -47,7 +51,9 @@ class Twin:
         for number, name in enumerate(NAMES):
             slots = self.slots[number : number + 2] if number < 2 else [self.tails.open(5_000)]
             slots = self.slots[4:9] if number == 3 else slots
-            self.routes.add(name, self.tails.add_topic(slots, number != 2), number, number != 1 or seed % 2 == 0)
+            handle, keeps = self.tails.add_topic(slots, number != 2), number != 1 or seed % 2 == 0
+            self.routes.add(name, handle, number, keeps)
+            self.routes.add(fast.u32(number) + TOKEN, handle, number, keeps)
 
     def step(self, choice: random.Random) -> object:
         act = choice.choice(ACTS)
@@ -128,6 +134,23 @@ class Twin:
         where = (self.tails, self.routes, data, 0, 3, FRAME_BYTES_MAX, b"blipmq:a", choice.choice([900, 1_500]))
         return self.kernel.blip_append(*where, sets, choice.random() < 0.9)
 
+    def send(self, choice: random.Random) -> object:
+        """Fast packets with the token of the routes, another, one that is refused, and packets that are no PUBLISH; in few reads these."""
+        odd = choice.random() < 0.3
+
+        def one() -> bytes:
+            if odd and choice.random() < 0.1:
+                return choice.choice([fast.subscribe(TOKEN, 1), fast.extend(), fast.create(TOKEN, b"t", 0)])
+            token = choice.choices([TOKEN, b"", b"other", b"bad", b"new"], [9, 9, 1, 1, 1])[0] if odd else TOKEN
+            return fast.publish(token, choice.randrange(5 if odd else 4), bytes(choice.randrange(200)))
+
+        data = b"".join(one() for _ in range(choice.randint(1, 12)))
+        tokens: dict[bytes, bytes | None] = {TOKEN: b"fast:a", b"other": b"fast:b", b"bad": None}
+        rules = {1: (1, 0), 3: (0, 5_000)}
+        now, same, answered = choice.choice([900, 1_500]), choice.choice([None, b"", TOKEN]), choice.random() < 0.6
+        where = (self.tails, self.routes, data, 0, FRAME_BYTES_MAX, tokens, rules)
+        return self.kernel.fast_append(*where, now, same, answered)
+
     def seal(self, choice: random.Random) -> object:
         inline, most = choice.random() < 0.5, choice.choice([1_000, 1 << 20])
         if self.sealed[inline]:
@@ -196,7 +219,7 @@ class Twin:
 
 ACTS: Final = (
     Twin.lend, Twin.lend, Twin.append, Twin.append, Twin.produce, Twin.produce, Twin.produce_sets, Twin.produce_sets, Twin.read_from, Twin.read_from,
-    Twin.read_from, Twin.seal, Twin.seal, Twin.commit,
+    Twin.read_from, Twin.send, Twin.send, Twin.seal, Twin.seal, Twin.commit,
     Twin.commit, Twin.recall, Twin.settle, Twin.keep, Twin.extend, Twin.look, Twin.lend_inline,
 )  # fmt: skip
 
@@ -277,6 +300,68 @@ def test_publishes_to_files_are_held_with_the_pings_behind_them(k: ModuleType) -
         waiting = tails.recall(slots[0])[0]
         assert [(each[1], each[2]) for each in waiting] == [(ticket, 0), (ticket, 1), (ticket, 2)]
         tails.lend(slots[0], True, (16, 0, 0, SEED, 9, 512, 65_536, 40, 0), b"", b"")
+
+
+def _answers_publishes_at_once(*args: Any) -> Any:
+    """The control: an OK of Fast does not wait for the disk."""
+    append: Any = pure.fast_append
+    answers, *said, held = append(*args)
+    if held is not None:
+        answers, held = answers + held[1], (held[0], b"", *held[2:])
+    return answers, *said, held
+
+
+def test_a_twin_that_answers_publishes_too_early_is_caught() -> None:
+    sabotaged = SimpleNamespace(**vars(pure) | {"fast_append": _answers_publishes_at_once})
+    assert any(list(history(sabotaged, seed)) != list(history(pure, seed)) for seed in range(HISTORIES))
+
+
+KEPT, LOOSE, BACK, MEMORY = range(4)  # topics of Fast: the third is not lent, of the second nothing must be kept
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize(
+    ("sent", "at_once", "held", "left"),
+    [
+        ((MEMORY,), (MEMORY,), (), 0),
+        ((MEMORY, KEPT, LOOSE), (MEMORY,), (KEPT, LOOSE), 0),
+        ((LOOSE, MEMORY), (), (LOOSE, MEMORY), 0),
+        ((KEPT, BACK, LOOSE, MEMORY), (), (KEPT,), 3),
+        ((BACK, KEPT), (), (), 2),
+    ],
+)
+def test_fast_publishes_to_files_are_held_with_the_answers_behind(
+    k: ModuleType, sent: tuple[int, ...], at_once: tuple[int, ...], held: tuple[int, ...], left: int, answered: bool
+) -> None:
+    """Memory is answered at once only in front of them; what is not lent comes out, and so does all that is behind it. Of what is neither
+    answered nor to be kept nobody waits to hear: it counts 0."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    tails.set_lending(True, 1 << 20)
+    slots = [tails.open_lent(), tails.open_lent(), tails.open_lent()]
+    for slot in slots[:2]:
+        tails.lend(slot, True, (16, slot, 0, SEED, 9, 512, 65_536, 40, 0), b"", b"")
+    handles = [tails.add_topic([slot], True) for slot in slots] + [tails.add_topic([tails.open(1 << 20)])]
+    for topic, handle in enumerate(handles):
+        routes.add(fast.u32(topic) + TOKEN, handle, topic, topic in (KEPT, BACK))
+
+    def oks(topics: tuple[int, ...]) -> bytes:
+        return b"".join(fast.ok(fast.PUBLISH, topic) * 2 for topic in topics) if answered else b""
+
+    data = b"".join(fast.publish(TOKEN, topic, b"x") * 2 for topic in sent)
+    said = k.fast_append(tails, routes, data, 0, FRAME_BYTES_MAX, {TOKEN: b"fast:a"}, {}, 1, None, answered)
+    answers, items, end, fatal, unknown, same, last, waits = said
+    assert (answers, [item[2] for item in items]) == (oks(at_once), list(sent[len(sent) - left :]))
+    assert (end, fatal, unknown, same, last) == (len(data), 0, None, None, (None, *at_once, *held)[-1])
+    if not held:
+        assert waits is None and not tails.dirty_lent(True)
+        return
+    ticket, later, groups, ways = waits
+    assert (later, ways) == (oks(held), 2)
+    assert groups == [(topic, 2 if answered or topic == KEPT else 0) for topic in held]
+    told = {topic: (ticket, number) for number, topic in enumerate(held) if topic != MEMORY}
+    for topic in (KEPT, LOOSE):
+        found = [(by, number) for _, by, number, _ in tails.recall(slots[topic])[0]]
+        assert found == ([told[topic]] if topic in told else [])
 
 
 def produce_records(topic: bytes, made: bytes) -> bytes:

@@ -5,6 +5,7 @@ the permission away.
 """
 
 from functools import partial
+from typing import TypeVar
 
 import pytest
 
@@ -44,14 +45,20 @@ def test_flymq_produces_go_the_direct_way_until_rights_change() -> None:
     assert Client(sim, "conny").values("demo") == [b"a", b"b", b"c"]
 
 
-def in_files(durability: Durability) -> SimBroker:
-    """A broker whose durable writes go by way of the journal, however few there are."""
-    sim = make_sim(BrokerOptions(topics=TopicPolicy([TopicRule("*")], durability)))
+Sim = TypeVar("Sim", bound=SimBroker)
+
+
+def journaled(sim: Sim) -> Sim:
+    """Its durable writes go by way of the journal, however few there are."""
     committer = sim.broker.log._shared.committer  # type: ignore[attr-defined]
     committer.threshold = 1
     committer.prepare()
     sim.scheduler.run_until_idle()
     return sim
+
+
+def in_files(durability: Durability) -> SimBroker:
+    return journaled(make_sim(BrokerOptions(topics=TopicPolicy([TopicRule("*")], durability))))
 
 
 def produce_set(client: Client, name: str, value: bytes) -> list[int]:

@@ -9,7 +9,7 @@ than the first row is examples/line_door.py.
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
               matching_topics, producers, purge_topic, reject, schemas, slices, tails, tails_appended, tails_held, topics,
               topics_version, traces, transactions, users, wait_for
-    fast      queues, tails, tails_appended, tokens
+    fast      queues, tails, tails_appended, tails_held, tokens
     peerbus   peers
     felix     caches, claims, elsewhere, groups, matching_topics, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics,
               topics_version

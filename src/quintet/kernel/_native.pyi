@@ -13,6 +13,7 @@ from quintet.kernel.items import (
     BlipHeld,
     BlipItem,
     CacheEntry,
+    FastHeld,
     FastItem,
     FelixItem,
     FelixReply,
@@ -433,11 +434,12 @@ def fast_append(
     now: int,
     same: bytes | None,
     answered: bool,
-) -> tuple[bytes, list[FastItem], int, int, bytes | None, bytes | None, Target | None]:
-    """As fast_split, with what was done at once: (answers, items, consumed, fatal, unknown, same, topic). The PUBLISHes in front
-    whose topic and token `routes` knows (by the topic's number in four bytes, big end first, and the token) and that are there in
-    `tails` are appended, each answered by OK if `answered`, and are not among the items. The last entry is the topic appended
-    to last, or None."""
+) -> tuple[bytes, list[FastItem], int, int, bytes | None, bytes | None, Target | None, FastHeld | None]:
+    """As fast_split, with what was done at once: (answers, items, consumed, fatal, unknown, same, topic, held). The PUBLISHes in
+    front whose topic and token `routes` knows (by the topic's number in four bytes, big end first, and the token) and that are there
+    in `tails` are appended, each answered by OK if `answered`, and are not among the items. `topic` is the one appended to last, or
+    None. So are those to partitions in files that are lent and have room. `held` is then what is waited for, with the answers to
+    it and to what is behind it: see items.FastHeld; `answers` come before it."""
 
 def fast_deliver(topic_id: int, batch: Buffer, first: int, last: int, now: int) -> tuple[bytes, int]:
     """MESSAGE packets for records first..last-1 of a batch: (bytes, packets). Records whose expiry is not 0 and not after

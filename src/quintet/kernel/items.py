@@ -25,6 +25,9 @@ FastSubscribe = tuple[Literal[2, 5], bytes, int]  # token, topic; 5 is UNSUBSCRI
 FastRotate = tuple[Literal[7], bytes, int, bytes]  # token, topic, the new key
 FastExtend = tuple[Literal[0x70], int]  # version
 FastRecords = tuple[Literal[0x71], bytes, int, bytes]  # token, topic, record set
+# What the kernel appended to partitions in files, and to memory behind that: ticket, the answers to all of it, (topic, count) of each
+# group, ways as of FlyHeld. count is 0 if nobody waits to hear of it: it is neither answered nor to be kept
+FastHeld = tuple[int, bytes, list[tuple[int, int]], int]
 FastItem = FastRecords | FastPublish | FastCreate | FastSubscribe | FastRotate | FastExtend
 
 FlyGroup = tuple[bytes, int, bytearray, int]  # topic, partition, batch, count

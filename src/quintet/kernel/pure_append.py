@@ -9,7 +9,7 @@ import struct
 from typing import TypeVar
 
 from quintet.kernel.buffer import Buffer
-from quintet.kernel.items import BlipHeld, FlyGroup, FlyHeld
+from quintet.kernel.items import BlipHeld, FastHeld, FlyGroup, FlyHeld
 from quintet.kernel.pure_batch import head_of
 from quintet.kernel.pure_blip import PUBLISH, RECORDS, RECORDS_TOPIC_AT, blip_split
 from quintet.kernel.pure_fast import fast_split
@@ -158,11 +158,12 @@ def fast_append(
     now: int,
     same: bytes | None,
     answered: bool,
-) -> tuple[bytes, list[tuple[object, ...]], int, int, bytes | None, bytes | None, Target | None]:
+) -> tuple[bytes, list[tuple[object, ...]], int, int, bytes | None, bytes | None, Target | None, FastHeld | None]:
     items, end, fatal, unknown, same = fast_split(data, start, payload_max, tokens, topics, now, same)
-    answers = b""
+    answers, later = b"", b""
     last: Target | None = None
     done = 0
+    holding, held = Holding(), list[tuple[int, int]]()
     for item in items:
         if item[0] != FAST_PUBLISH or item[3] is None:
             break
@@ -174,12 +175,22 @@ def fast_append(
             and isinstance(count, int)
         )
         route = routes.find(topic.to_bytes(4, "big") + jwt)
-        if route is None or not tails.publish(route[0], batch, count):
+        if route is None:
             break
-        answers += _OK.pack(FAST_OK, FAST_PUBLISH, topic, 0, 0) * (count if answered else 0)
+        if not tails.publish(route[0], batch, count):
+            if not tails.takes_lent(route[0], -1, len(batch)):
+                break
+            holding.append(tails, route[0], -1, count, batch, now, len(held))
+        made = _OK.pack(FAST_OK, FAST_PUBLISH, topic, 0, 0) * (count if answered else 0)
+        if holding.ways:  # it waits for what is before it
+            later += made
+            held.append((topic, count if answered or route[2] else 0))
+        else:
+            answers += made
         last = route[1]
         done += 1
-    return answers, items[done:], end, fatal, unknown, same, last
+    waits = (holding.ticket, later, held, holding.ways) if held else None
+    return answers, items[done:], end, fatal, unknown, same, last, waits
 
 
 def _route_of(routes: Routes[Target], group: FlyGroup) -> tuple[int, Target, bool] | None:

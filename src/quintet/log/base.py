@@ -203,8 +203,9 @@ class Log(Protocol):
         """Something was appended to `tails`: it becomes visible at the end of this turn."""
 
     def tails_held(self, ticket: int, ways: int, held: Held) -> bool:
-        """The kernel appended to partitions in files (items.FlyHeld). False: `held` hears of it when that is durable. True: the read
-        that brought it is alone, so it was written at once: it is durable and visible, and `held` hears nothing."""
+        """The kernel appended to partitions in files (items.FlyHeld). False: `held` hears of it when that is durable, and not before this
+        call is over. True: the read that brought it is alone, so it was written at once: it is durable and visible, and `held`
+        hears nothing."""
 
     def open_topic(self, spec: TopicSpec) -> list[Partition]:
         """Open or create the partitions of a topic."""

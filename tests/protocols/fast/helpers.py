@@ -9,6 +9,7 @@ from typing import Any
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.sections import QueueSection
+from quintet.broker.topics.policy import TopicPolicy
 from quintet.protocols.fast.section import FastListener
 from quintet.protocols.fast.session import FastDoor, FastSession
 from quintet.testing.line import Peer, SimBroker
@@ -19,6 +20,7 @@ ALL = ("publish", "subscribe", "rotate", "create")
 SECOND = 1_000_000
 VECTORS = Path(__file__).parent.parent.parent / "vectors" / "fast"
 DEMO = wire.topic_id(b"demo")
+TOPICS = BrokerOptions().topics
 
 
 def token(
@@ -39,9 +41,9 @@ class Reply:
 class FastSim(SimBroker):
     """A broker with one Fast door, made again with every start."""
 
-    def __init__(self, queues: QueueSection | None = None, **options: object) -> None:
+    def __init__(self, queues: QueueSection | None = None, topics: TopicPolicy = TOPICS, **options: object) -> None:
         self._fast = FastListener(**options)  # type: ignore[arg-type]
-        super().__init__(options=BrokerOptions(queues=queues or QueueSection()))
+        super().__init__(options=BrokerOptions(queues=queues or QueueSection(), topics=topics))
 
     def start(self) -> None:
         super().start()

@@ -124,7 +124,7 @@ def test_who_reads_nothing_and_keeps_subscribing_is_not_read_from(sim: FastSim) 
 @pytest.mark.parametrize("limit", ["subject_messages_per_second_max", "address_messages_per_second_max"])
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool) -> None:
-    sim = FastSim(None, **{limit: 10})
+    sim = FastSim(**{limit: 10})  # type: ignore[arg-type]
     sim.peer(wire.create(ANN, b"demo"))
     topic = sim.broker.topics.find(b"demo")
     hello = wire.extend() if extended else b""

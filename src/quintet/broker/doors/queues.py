@@ -313,6 +313,7 @@ class Queues:
         if self._by_id.get(queue.id) is queue:
             del self._by_id[queue.id]
             self.wire.pop(queue.id, None)
+            queue.topic.close_direct()  # the topic may stay: who published by this number is refused from now on
         for member in list(queue.members.values()):
             self._end(member, TopicNotFound(f"topic {queue.topic.name!r} is gone"))
         backlog, queue.backlog = queue.backlog, None

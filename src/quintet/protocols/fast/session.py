@@ -32,9 +32,9 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded
 from quintet.model.rate import Bucket
 from quintet.model.tasks import start
 from quintet.protocols import records
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, act_on, in_pieces
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, act_on, in_pieces
 from quintet.protocols.fast import codec, errors, frames
-from quintet.protocols.fast.mapping import origin_of, topic_id
+from quintet.protocols.fast.mapping import Request, origin_of, topic_id
 from quintet.protocols.fast.section import FastListener
 
 TOKENS_MAX: Final = 10_000  # verified ones that a listener remembers
@@ -131,27 +131,12 @@ class FastDoor:
                 del self._buckets[next(iter(self._buckets))]
 
 
-class _Request(Slot):
-    """The reply slot of requests on their way, and whether they are answered: EXTEND speaks of what comes behind it."""
-
-    __slots__ = ("answered", "count", "error", "kind", "missing", "topic")
-
-    def __init__(self, kind: int, topic: int, count: int, answered: bool, missing: int = 1) -> None:
-        self.data = None
-        self.missing = missing  # batches that are not durable yet
-        self.error: Exception | None = None
-        self.kind = kind
-        self.topic = topic
-        self.count = count
-        self.answered = answered
-
-
 class FastSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_blocked", "_broker", "_deadline", "_doing", "_door", "_epoch", "_extended", "_held", "_left", "_members", "_peer", "_refused",
-        "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "principal_name", "stopped", "take_output",
+        "_blocked", "_broker", "_deadline", "_doing", "_door", "_epoch", "_extended", "_left", "_members", "_payload_bytes_max", "_peer", "_refused",
+        "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "holding", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(self, door: FastDoor, sink: SessionConnection, monotonic: int, peer: str = "") -> None:
@@ -167,6 +152,7 @@ class FastSession:
         self._same: bytes | None = b"" if self._extended else None
         self._whole = False  # messages go out as record sets
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
+        self._payload_bytes_max = min(door.options.payload_bytes_max, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
         self._refused = 0
         self._replies = Replies()
         self.take_output = self._replies.take
@@ -175,17 +161,13 @@ class FastSession:
         self._routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends by itself
         self._epoch = door.epoch  # when they were learnt
         self._slow: list[Bucket] = []
-        self._held = False
+        self.holding = False  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
         self._left: list[FastItem] | None = None  # requests for a later turn; their bytes are consumed
         self._doing = 0
         self.stopped = False
         self._blocked = 0  # SUBSCRIBEs while it had no room: what each left waits for room
 
     # -- the contract ----------------------------------------------------------------------------------------------
-
-    @property
-    def holding(self) -> bool:
-        return self._held  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
 
     @property
     def operation(self) -> str:
@@ -214,13 +196,13 @@ class FastSession:
             door.refresh(now)
             if self.principal_name is None and door.limited:
                 self._greet(view, position, now)
-            if self._held:
+            if self.holding:
                 break
             if self._left is not None:
                 self._left = act_on(self._left, self._act, now, self._sink.turn_over)
                 self.stopped = self._left is not None
                 continue
-            most = self._payload_max()
+            most = self._payload_bytes_max
             if self._epoch != door.epoch or self._broker.draining:
                 self._epoch = door.epoch
                 self._routes.clear()
@@ -228,14 +210,17 @@ class FastSession:
                 self._broker.tails, self._routes, view, position, most, door.origins, self._broker.queues.wire, now, self._same,
                 self._extended,
             )  # fmt: skip
-            answers, items, end, fatal, unknown, self._same, appended_to = split
+            answers, items, end, fatal, unknown, self._same, appended_to, held = split
             if appended_to is not None:
                 self._doing = frames.PUBLISH
                 if self._topic is not appended_to and (self._topic is None or not self._topic.waiting):
                     self._topic = appended_to
-                self._broker.tails_appended()
                 if answers:
                     self._replies.put(answers)
+                if held is not None:
+                    self._wait_for(*held)
+                else:
+                    self._broker.tails_appended()
             extends = bool(items) and items[-1][0] == frames.EXTEND
             if items:
                 self._left = act_on(items[:-1] if extends else items, self._act, now, self._sink.turn_over)
@@ -256,7 +241,7 @@ class FastSession:
                 self.stopped = position < len(view) and self._sink.turn_over()
         if door.refusals:
             door.forget_refused()
-        if self._slow and not self._held:
+        if self._slow and not self.holding:
             self._hold()
         return position
 
@@ -275,8 +260,8 @@ class FastSession:
         """Take nothing while a rate is overdrawn; look again in a while, unless the connection is gone."""
         monotonic = self._broker.scheduler.monotonic()
         self._slow = [bucket for bucket in self._slow if bucket.wait(monotonic)]
-        self._held = bool(self._slow)
-        if self._held:
+        self.holding = bool(self._slow)
+        if self.holding:
             wait = max(bucket.wait(monotonic) for bucket in self._slow)
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
@@ -289,15 +274,11 @@ class FastSession:
         """Shut when the output is sent; the first reason is the one that is told."""
         self.closing = self.closing or reason
 
-    def _payload_max(self) -> int:
-        most = self._door.options.payload_bytes_max
-        return most if self.principal_name is not None else min(most, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
-
     def _no_stranger(self, most: int, view: memoryview, start: int, now: int) -> bool:
         """A payload above `most`, which was a stranger's limit: what was done since, or the token before the payload, may
         say that this is none. A token that is refused here counts as in any other packet."""
         if self.principal_name is not None:
-            return self._payload_max() > most
+            return self._payload_bytes_max > most
         token = codec.token_at(view, start)
         if token is None:
             return False
@@ -309,11 +290,13 @@ class FastSession:
         return self._welcome(bearer)
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
-        assert isinstance(token, _Request)
-        token.missing -= 1
-        token.error = token.error or error
-        if token.missing <= 0:
-            self._answered(token, None, token.error)
+        assert isinstance(token, tuple)
+        slot, number = token
+        if error is not None:
+            slot.errors = {number: error, **slot.errors}
+        slot.missing -= 1
+        if not slot.missing:
+            self._replies.fill(slot, slot.oks if not slot.errors else self._refuse_some(slot))
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -434,6 +417,7 @@ class FastSession:
         """The first valid token: from now on this connection is somebody's. False: that one has too many."""
         self._deadline = None
         self.principal_name = bearer.name
+        self._payload_bytes_max = self._door.options.payload_bytes_max
         self._door.subjects[bearer.name] += 1
         most = self._door.options.subject_connections_max
         if self._door.subjects[bearer.name] > most:
@@ -470,16 +454,26 @@ class FastSession:
         self._broker.quotas.check_storage(queue.topic)
         topic = queue.topic
         if self._extended or queue.durable:
-            slot = _Request(frames.PUBLISH, id, count, self._extended)
-            topic.publish(batch, count, queue.durable, partial(self._sink.appended, slot))
+            slot = self._request(frames.PUBLISH, id, count)
+            topic.publish(batch, count, queue.durable, partial(self._sink.appended, (slot, 0)))
             self._replies.add(slot)
         else:
             topic.publish(batch, count, False, None)
         self._published(bearer, topic, count)
-        if not self._door.limited and topic.in_memory and not (queue.durable and topic.bounded):
-            handle = topic.direct
+        if not self._door.limited and not (queue.durable and topic.bounded):
+            handle = topic.direct or topic.lent
             if handle is not None:
                 self._routes.add(frames.TOPIC.pack(id) + jwt, handle, topic, queue.durable)
+
+    def _wait_for(self, ticket: int, oks: bytes, groups: list[tuple[int, int]], ways: int) -> None:
+        """The kernel has appended these, the first of them to a partition in files."""
+        slot = Request(frames.PUBLISH, groups, oks, self._extended)
+        slot.hold(ways, 0, self._sink.appended)
+        if self._broker.tails_held(ticket, ways, slot):
+            if oks:
+                self._replies.put(oks)
+        elif self._extended or any([count for _, count in groups]):  # nothing is told before this turn ends
+            self._replies.add(slot)
 
     def _published(self, bearer: Bearer, topic: Topic, count: int) -> None:
         """Note what congestion and rates are judged by."""
@@ -500,15 +494,15 @@ class FastSession:
         flags, ttl_us = self._broker.queues.wire.get(id, (0, 0))
         found = records.split(data, len(queue.topic.partitions), origin_of(bearer.name), now, flags=flags)
         count = sum(number for _, _, number in found.groups)
-        slot = _Request(frames.RECORDS, id, 1, self._extended, len(found.groups))
+        slot = self._request(frames.RECORDS, id, 1, len(found.groups))
         self._replies.add(slot)
         for partition, batch, number in found.groups:
             if ttl_us:
                 batch = records.expiring(batch, now + ttl_us)
             try:
-                queue.topic.publish(batch, number, queue.durable, partial(self._sink.appended, slot), partition)
+                queue.topic.publish(batch, number, queue.durable, partial(self._sink.appended, (slot, 0)), partition)
             except QuintetError as error:
-                self.on_appended(slot, 0, error)
+                self.on_appended((slot, 0), 0, error)
         self._published(bearer, queue.topic, count)
 
     def _create(self, bearer: Bearer, id: int, name: bytes, flags: int) -> None:
@@ -518,28 +512,24 @@ class FastSession:
         except UnicodeDecodeError as error:
             raise BadRequest("a topic name is UTF-8") from error
         # Document, "Authentication": CREATE binds the queue_key of its token to the new queue.
-        slot = _Request(frames.CREATE, id, 1, self._extended)
+        slot = self._request(frames.CREATE, id, 1)
         self._replies.add(slot)
         start(self._broker.queues.create(bearer, name, flags, self._peer)).then(self._late(slot))
 
     def _rotate(self, bearer: Bearer, id: int, key: bytes) -> None:
         self._check_open()
         # Document, "0x07: ROTATE_KEY": the permission is `rotate`; KEY_UPDATE then goes to the subscribers that are still valid.
-        slot = _Request(frames.ROTATE_KEY, id, 1, self._extended)
+        slot = self._request(frames.ROTATE_KEY, id, 1)
         self._replies.add(slot)
         start(self._broker.queues.rotate(bearer, id, key, self._peer)).then(self._late(slot))
 
-    def _late(self, slot: _Request) -> Callable[[object, Exception | None], None]:
+    def _late(self, slot: Request) -> Callable[[object, Exception | None], None]:
         """Back through the connection: it hands on nothing when it is gone, and sends what the session makes."""
         return partial(self._sink.completed, partial(self._answered, slot))
 
-    def _answered(self, slot: _Request, _result: object, error: Exception | None) -> None:
+    def _answered(self, slot: Request, _result: object, error: Exception | None) -> None:
         """A request is durable, or could not be made so, or was refused."""
-        if error is not None:
-            answer = self._refuse(slot.kind, slot.topic, slot.count, error, slot.answered)
-        else:
-            answer = codec.ok(slot.kind, slot.topic) * slot.count if slot.answered else b""
-        self._replies.fill(slot, answer)
+        self.on_appended((slot, 0), 0, error)
 
     def _subscribe(self, bearer: Bearer, id: int) -> None:
         if self._members is None:
@@ -585,6 +575,20 @@ class FastSession:
     def _check_open(self) -> None:
         if self._broker.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+
+    def _request(self, kind: int, id: int, count: int, missing: int = 1) -> Request:
+        oks = codec.ok(kind, id) * count if self._extended else b""
+        return Request(kind, ((id, count),), oks, self._extended, missing)
+
+    def _refuse_some(self, slot: Request) -> bytes:
+        """The answers to requests of which some could not be made durable, or were refused."""
+        parts = []
+        for number, (id, count) in enumerate(slot.groups):
+            if (error := slot.errors.get(number)) is not None:
+                parts.append(self._refuse(slot.kind, id, count, error, slot.answered))
+            elif slot.answered:
+                parts.append(codec.ok(slot.kind, id) * count)
+        return b"".join(parts)
 
     def _ok(self, kind: int, id: int) -> None:
         if self._extended:
