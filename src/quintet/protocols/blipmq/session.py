@@ -36,7 +36,6 @@ from quintet.model.errors import (
 )
 from quintet.protocols import records
 from quintet.protocols.base import (
-    ALL,
     CLAIM_BYTES_MIN,
     FLOWING,
     LARGE_BYTES,
@@ -395,13 +394,11 @@ class BlipSession:
         """The kernel has appended these to partitions in files."""
         slot = Publish(groups)
         slot.hold(ways, 0, self._sink.appended)
-        if any(ids for ids, _ in groups):
-            self._replies.add(slot)
-        else:  # all of QoS 0: nothing waits for them
-            self._replies.put(slot.answer())
+        if self._broker.tails_held(ticket, ways, slot) or not any([ids for ids, _ in groups]):
+            self._replies.put(slot.answer())  # it is durable, or all of QoS 0
             slot.groups = ()
-        if self._broker.tails_held(ticket, ways, slot):
-            self.on_appended((slot, ALL), 0, None)
+        else:  # nothing is told before this turn ends
+            self._replies.add(slot)
 
     def _publish_records(self, correlation_id: int, payload: bytes) -> None:
         """A record set, which is taken whole or not at all; refused like a PUBLISH."""
