@@ -34,6 +34,8 @@ pub const FETCH: u8 = 0x07;
 pub const FETCH_BINARY: u8 = 0x0B;
 pub const PRODUCE_RECORDS: u8 = 0x16;
 pub const COMPRESSION_BITS: u8 = 0x0E;
+/// RecordMetadata without the name of its topic.
+const METADATA_BYTES: usize = 30;
 /// "Choose for me": by the key if there is one.
 const AUTO: i32 = -1;
 
@@ -180,8 +182,8 @@ pub struct Group<'a> {
     pub topic: &'a [u8],
     pub partition: i32,
     pub records: usize,
-    topic_number: u32,
-    producer_id: u64,
+    pub topic_number: u32,
+    pub producer_id: u64,
     sequence: u32,
     keyed: usize,
     key_bytes: usize,
@@ -201,28 +203,30 @@ impl Group<'_> {
     }
 }
 
-/// Finds topics and groups: small tables of guesses in front of the maps, because hashing against an adversary costs more
-/// than the rest of a frame. A wrong guess only costs the look into the map.
+/// Finds topics and groups by small tables: whoever comes first has the place that its hash says. Whoever finds it taken goes to a
+/// map, because hashing against an adversary costs more than the rest of a frame.
 struct Finder<'a> {
     topics: Vec<(&'a [u8], u32)>,
     last_topic: usize,
-    topic_guesses: [usize; FINDER_SLOTS],
-    by_topic: HashMap<&'a [u8], usize>,
-    group_guesses: [usize; GROUP_SLOTS],
-    by_group: HashMap<(u32, i32, u64), usize>,
+    topic_places: [u32; FINDER_SLOTS],
+    other_topics: HashMap<&'a [u8], u32>,
+    group_places: [u32; GROUP_SLOTS],
+    other_groups: HashMap<(u32, i32, u64), u32>,
 }
 
-const GROUP_SLOTS: usize = 256;
+const GROUP_BITS: u32 = 8;
+const GROUP_SLOTS: usize = 1 << GROUP_BITS;
+const NOBODY: u32 = u32::MAX;
 
 impl<'a> Finder<'a> {
     fn new() -> Finder<'a> {
         Finder {
             topics: Vec::new(),
             last_topic: usize::MAX,
-            topic_guesses: [usize::MAX; FINDER_SLOTS],
-            by_topic: HashMap::new(),
-            group_guesses: [usize::MAX; GROUP_SLOTS],
-            by_group: HashMap::new(),
+            topic_places: [NOBODY; FINDER_SLOTS],
+            other_topics: HashMap::new(),
+            group_places: [NOBODY; GROUP_SLOTS],
+            other_groups: HashMap::new(),
         }
     }
 
@@ -238,18 +242,26 @@ impl<'a> Finder<'a> {
     ) -> Result<Option<(u32, u32)>, E> {
         if !self.is_topic(self.last_topic, topic) {
             let slot = topic_slot(topic);
-            if !self.is_topic(self.topic_guesses[slot], topic) {
-                self.topic_guesses[slot] = match self.by_topic.get(topic) {
-                    Some(number) => *number,
-                    None => {
-                        let Some(partitions) = ask(topic)? else { return Ok(None) };
-                        self.topics.push((topic, partitions));
-                        self.by_topic.insert(topic, self.topics.len() - 1);
-                        self.topics.len() - 1
+            let place = self.topic_places[slot];
+            let known = match place {
+                NOBODY => None,
+                _ if self.is_topic(place as usize, topic) => Some(place),
+                _ => self.other_topics.get(topic).copied(),
+            };
+            self.last_topic = match known {
+                Some(number) => number as usize,
+                None => {
+                    let Some(partitions) = ask(topic)? else { return Ok(None) };
+                    let number = self.topics.len();
+                    self.topics.push((topic, partitions));
+                    if place == NOBODY {
+                        self.topic_places[slot] = number as u32;
+                    } else {
+                        self.other_topics.insert(topic, number as u32);
                     }
-                };
-            }
-            self.last_topic = self.topic_guesses[slot];
+                    number
+                }
+            };
         }
         Ok(Some((self.last_topic as u32, self.topics[self.last_topic].1)))
     }
@@ -257,24 +269,27 @@ impl<'a> Finder<'a> {
     fn group_slot(topic_number: u32, partition: i32, producer_id: u64) -> usize {
         const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
         let where_to = u64::from(topic_number) << 32 | u64::from(partition as u32);
-        ((where_to.wrapping_mul(MIX) ^ producer_id).wrapping_mul(MIX) >> 56) as usize
+        ((where_to.wrapping_mul(MIX) ^ producer_id).wrapping_mul(MIX) >> (64 - GROUP_BITS)) as usize
     }
 
     /// The number of the latest group of these, or one past all groups.
-    fn group(&mut self, groups: &[Group], topic_number: u32, partition: i32, producer_id: u64) -> usize {
-        let slot = Self::group_slot(topic_number, partition, producer_id);
-        if groups.get(self.group_guesses[slot]).is_some_and(|group| group.is(topic_number, partition, producer_id)) {
-            // A guess is set whenever a group is made, so it is the latest.
-            return self.group_guesses[slot];
+    fn group(&self, groups: &[Group], topic_number: u32, partition: i32, producer_id: u64) -> usize {
+        match self.group_places[Self::group_slot(topic_number, partition, producer_id)] {
+            NOBODY => usize::MAX,
+            place if groups[place as usize].is(topic_number, partition, producer_id) => place as usize,
+            _ => self.other_groups.get(&(topic_number, partition, producer_id)).map_or(usize::MAX, |n| *n as usize),
         }
-        let number = self.by_group.get(&(topic_number, partition, producer_id)).copied().unwrap_or(usize::MAX);
-        self.group_guesses[slot] = number;
-        number
     }
 
-    fn set_group(&mut self, topic_number: u32, partition: i32, producer_id: u64, number: usize) {
-        self.group_guesses[Self::group_slot(topic_number, partition, producer_id)] = number;
-        self.by_group.insert((topic_number, partition, producer_id), number);
+    /// The group that was made last: `groups` ends with it.
+    fn set_group(&mut self, groups: &[Group], topic_number: u32, partition: i32, producer_id: u64) {
+        let (place, number) =
+            (&mut self.group_places[Self::group_slot(topic_number, partition, producer_id)], groups.len() as u32 - 1);
+        if *place == NOBODY || groups[*place as usize].is(topic_number, partition, producer_id) {
+            *place = number;
+        } else {
+            self.other_groups.insert((topic_number, partition, producer_id), number);
+        }
     }
 }
 
@@ -368,8 +383,8 @@ pub fn produces<'a, E>(
                 break;
             }
             last = all.groups.len();
-            finder.set_group(topic_number, partition, producer_id, last);
             all.groups.push(new_group(topic_number, partition, producer_id, &got));
+            finder.set_group(&all.groups, topic_number, partition, producer_id);
         }
         let room = MAX_RUN_BYTES.saturating_sub(end - start) / frame.len();
         let frames = 1 + if by_key { 0 } else { same_frames(d, frame, &got, end, room) };
@@ -535,6 +550,41 @@ impl Produces<'_> {
                     rows.for_each(|i| make::set_bit(bits, at.key_bitmap - behind, i));
                 }
             }
+        }
+    }
+
+    /// How many bytes the replies to all of it have, if all of it was appended.
+    pub fn replies_bytes(&self) -> usize {
+        let size = |group: &Group| group.records * (FRAME_BYTES + METADATA_BYTES + group.topic.len());
+        self.groups.iter().map(size).sum()
+    }
+
+    /// Writes the replies: RecordMetadata of each record, in the order of the frames. `places` has partition, offset and time of each
+    /// group, and is used up.
+    ///
+    ///   0      8           10
+    ///   |head |topic_len  |topic...|partition i32|offset u64|timestamp i64|key_size i32|value_size i32|
+    pub fn fill_replies(&self, places: &mut [(i32, u64, i64)], flags: u8, out: &mut [u8]) {
+        let mut at = 0;
+        for run in &self.runs {
+            let (topic, place) = (self.groups[run.group as usize].topic, &mut places[run.group as usize]);
+            let size = FRAME_BYTES + METADATA_BYTES + topic.len();
+            let time = place.2.div_euclid(MICROSECONDS_PER_MILLISECOND);
+            let key_size = if run.key_size == 0 { -1 } else { run.key_size as i32 };
+            for frame in out[at..].chunks_exact_mut(size).take(run.frames as usize) {
+                frame[..4].copy_from_slice(&[MAGIC, VERSION, PRODUCE, flags]);
+                batch::put(frame, 4, ((size - FRAME_BYTES) as u32).to_be_bytes());
+                batch::put(frame, FRAME_BYTES, (topic.len() as u16).to_be_bytes());
+                copy_ahead(frame, FRAME_BYTES + 2, topic, 0, topic.len());
+                let rest = &mut frame[FRAME_BYTES + 2 + topic.len()..];
+                batch::put(rest, 0, place.0.to_be_bytes());
+                batch::put(rest, 4, place.1.to_be_bytes());
+                batch::put(rest, 12, time.to_be_bytes());
+                batch::put(rest, 20, key_size.to_be_bytes());
+                batch::put(rest, 24, (run.value_size as i32).to_be_bytes());
+                place.1 += 1;
+            }
+            at += size * run.frames as usize;
         }
     }
 

@@ -4,7 +4,7 @@
 //! A fetch is what competes with a file handed to the kernel's sendfile, so it counts first and then writes each byte of
 //! the reply once, into memory of exactly that size. Only bytes: Python objects are `fly_py.rs`'s matter.
 
-use crate::batch::{self, Batch, Head, Refusal, i32_at};
+use crate::batch::{self, Batch, Refusal, i32_at};
 use crate::blip::{be, copy_ahead};
 use crate::fly::{FRAME_BYTES, MAGIC, MICROSECONDS_PER_MILLISECOND, PRODUCE, PRODUCE_RECORDS, VERSION};
 
@@ -272,22 +272,22 @@ pub fn parse_fetch(payload: &[u8], sdk: bool) -> Option<(Fetched<'_>, u64)> {
     fields.0.is_empty().then_some((records, next_offset))
 }
 
-/// The answer to a PRODUCE_RECORDS whose groups are placed: (partition, head) of each. `order` has of each record its group
+/// The answer to a PRODUCE_RECORDS whose groups are placed: (partition, offset, records, time) of each. `order` has of each record its group
 /// (`<H`), and goes out the other way round (`>H`) if there are several groups.
 ///
 ///   0      8           12
 ///   |head |groups u32 |{partition i32, offset u64, count u32, timestamp_ms i64}...|order_len u32|order...|
-pub fn put_set_answer(out: &mut Vec<u8>, groups: &[(i32, Head)], order: &[u8], flags: u8) {
+pub fn put_set_answer(out: &mut Vec<u8>, groups: &[(i32, u64, usize, i64)], order: &[u8], flags: u8) {
     let order = if groups.len() > 1 { order } else { &[] };
     let length = 4 + SET_GROUP_BYTES * groups.len() + 4 + order.len();
     out.extend([MAGIC, VERSION, PRODUCE_RECORDS, flags]);
     out.extend((length as u32).to_be_bytes());
     out.extend((groups.len() as u32).to_be_bytes());
-    for (partition, head) in groups {
+    for (partition, offset, count, time) in groups {
         out.extend(partition.to_be_bytes());
-        out.extend(head.base_offset.to_be_bytes());
-        out.extend((head.count as u32).to_be_bytes());
-        out.extend(head.timestamp.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
+        out.extend(offset.to_be_bytes());
+        out.extend((*count as u32).to_be_bytes());
+        out.extend(time.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
     }
     out.extend((order.len() as u32).to_be_bytes());
     out.extend(order.chunks_exact(2).flat_map(|number| [number[1], number[0]]));

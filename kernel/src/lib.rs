@@ -23,6 +23,7 @@ mod felix;
 mod felix_json;
 mod felix_py;
 mod fly;
+mod fly_append;
 mod fly_py;
 mod fly_reply;
 mod held;
@@ -565,9 +566,9 @@ mod _native {
         json_head, json_shape,
     };
     #[pymodule_export]
-    use super::fly_py::{
-        fly_append, fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a,
-    };
+    use super::fly_append::{FlyRun, fly_append};
+    #[pymodule_export]
+    use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a};
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;

@@ -164,6 +164,16 @@ impl Tails {
         })
     }
 
+    /// How many partitions the topic of this handle has, if it is current and open.
+    pub fn partition_count(&self, handle: u64) -> Option<u32> {
+        self.current(handle, -1).map(|topic| topic.slots.len() as u32)
+    }
+
+    /// Is it that of a topic in files?
+    pub fn is_lent(&self, handle: u64) -> bool {
+        self.current(handle, -1).is_some_and(|topic| topic.lent)
+    }
+
     fn current(&self, handle: u64, partition: i32) -> Option<&Topic> {
         self.topics.get(handle as u32 as usize).filter(|topic| {
             topic.open

@@ -96,10 +96,10 @@ class Door:
             self.tails, self.routes, data, 0, FRAME_BYTES_MAX, {b"t": PARTITIONS}, b"flymq:a", 1_000_000, 1
         )
         held = said[0]
-        assert not isinstance(held, bytes) and held[3] == [], "the kernel took all of it"
+        assert not isinstance(held, bytes) and held[2] == [], "the kernel took all of it"
         waiter = Waiter(PARTITIONS)
         self.values = values
-        self.harness.log.tails_held(held[0], held[4], waiter)
+        self.harness.log.tails_held(held[0], held[3], waiter)
         return waiter
 
     def round(self) -> list[Exception | None]:

@@ -501,7 +501,8 @@ def fly_append(
     flags: int,
     append_sets: bool = True,
 ) -> tuple[bytes | FlyHeld, list[FlyItem], int, int, bytes | None, Target | None]:
-    """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A run of PRODUCE frames whose
+    """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A topic that `routes` knows and
+    `tails` has open has as many partitions as there; counts is for the others. A run of PRODUCE frames whose
     topics are all known to `routes`, keep and are there in `tails`, with partitions that are there and no idempotent producer, is
     appended and answered as by fly_produced, and is not among the items. Its records get the time `now`, or that of the turn
     if it has one. So are record sets, with append_sets: several that come one behind the other, up to about 1 MiB. The last entry

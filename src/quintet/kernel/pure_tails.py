@@ -187,6 +187,11 @@ class Tails(Generic[View]):
             return False
         return self.lents.takes(topic.slots[topic.next if partition < 0 else partition], size)
 
+    def partition_count(self, handle: int) -> int | None:
+        """How many partitions the topic of this handle has, if it is current and open."""
+        topic = self._current(handle, -1)
+        return None if topic is None else len(topic.slots)
+
     def _current(self, handle: int, partition: int) -> _Topic | None:
         topic = self._topic(handle)
         return topic if topic is not None and topic.open and -1 <= partition < len(topic.slots) else None
