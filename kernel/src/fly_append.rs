@@ -145,7 +145,7 @@ impl<'a> Found<'a> {
 /// What Python is told of a run that was appended to partitions in files: its answers, if all of it was, and its groups for the case
 /// that one of them comes back.
 #[pyclass(frozen, module = "quintet.kernel._native")]
-pub struct FlyRun {
+pub struct FlyAppended {
     /// The replies to all of it, or None: some groups are Python's to publish.
     #[pyo3(get)]
     answers: Option<Py<PyBytes>>,
@@ -157,7 +157,7 @@ pub struct FlyRun {
 }
 
 #[pymethods]
-impl FlyRun {
+impl FlyAppended {
     /// As `fly_produced` takes them.
     fn groups<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let (found, nothing, mut begin) = (PyList::empty(py), PyBytes::new(py, &[]), 0);
@@ -173,7 +173,7 @@ impl FlyRun {
 /// (answers or FlyHeld, items, consumed, fatal, unknown, the topic appended to last).
 type Appended<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
 /// items.FlyHeld: ticket, run, (number, records) of those that are left, ways, operation.
-type HeldRun = (u64, FlyRun, Vec<(usize, usize)>, u8, u8);
+type HeldRun = (u64, FlyAppended, Vec<(usize, usize)>, u8, u8);
 
 /// What became of the first run, or set, of a read.
 enum Outcome<'py> {
@@ -264,9 +264,11 @@ impl<'d, 'r> Call<'d, 'r> {
     /// Does a group go to a partition in files, without a decision? Then all that need none are appended.
     fn any_lent(&self, tails: &Tails, found: &Found<'_>, routes: &[Option<&Route>]) -> PyResult<bool> {
         for number in 0..found.group_count() {
-            let Some(route) = found.route(number, routes).filter(|route| tails.is_lent(route.handle)) else { continue };
+            let partition = found.group(number).1;
+            let is_lent = |route: &&Route| !tails.takes(route.handle, partition);
+            let Some(route) = found.route(number, routes).filter(is_lent) else { continue };
             let length = found.plan(number, self.origin).map_err(refuse)?.0.length;
-            if tails.takes_lent(route.handle, found.group(number).1, length) {
+            if tails.takes_lent(route.handle, partition, length) {
                 return Ok(true);
             }
         }
@@ -312,7 +314,7 @@ impl<'d, 'r> Call<'d, 'r> {
             names.extend(found.group(number).0);
             groups.push((names.len(), partition, batch));
         }
-        let run = FlyRun { answers, order: order.unbind(), names, groups };
+        let run = FlyAppended { answers, order: order.unbind(), names, groups };
         Ok(((holding.ticket, run, rest, holding.ways, found.op()), last))
     }
 

@@ -566,7 +566,7 @@ mod _native {
         json_head, json_shape,
     };
     #[pymodule_export]
-    use super::fly_append::{FlyRun, fly_append};
+    use super::fly_append::{FlyAppended, fly_append};
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a};
     #[cfg(unix)]

@@ -40,3 +40,25 @@ pub fn merged(py: Python<'_>, group: &[&Py<PyByteArray>], now: i64) -> Option<Py
     let merge = make::Merge::new(&parts, now).ok()?;
     Some(zeroed_array(py, merge.head.length, |d| merge.fill(d)).ok()?.unbind())
 }
+
+/// Batches of several appends, in their order: merged as far as they may be, with the numbers of those that were.
+pub fn merge_all(
+    py: Python<'_>,
+    parts: &[&Py<PyByteArray>],
+    time: i64,
+    buffers: &mut Vec<Py<PyByteArray>>,
+    fresh: &mut Vec<usize>,
+) {
+    let mut first = 0;
+    while first < parts.len() {
+        let last = group_end(py, parts, first);
+        match merged(py, &parts[first..last], time) {
+            Some(batch) => {
+                fresh.push(buffers.len());
+                buffers.push(batch);
+            }
+            None => buffers.extend(parts[first..last].iter().map(|one| one.clone_ref(py))),
+        }
+        first = last;
+    }
+}

@@ -8,7 +8,7 @@
 //!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 
 use crate::batch::{self, Batch, MAX_OFFSET, TIMESTAMPS};
-use crate::lent::{Lents, Recalled, Sealed, Terms};
+use crate::lent::{CaughtUp, Committed, Lents, Recalled, Sealed, Terms};
 use crate::merging::{group_end, merged};
 use crate::{make, refuse};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -167,11 +167,6 @@ impl Tails {
     /// How many partitions the topic of this handle has, if it is current and open.
     pub fn partition_count(&self, handle: u64) -> Option<u32> {
         self.current(handle, -1).map(|topic| topic.slots.len() as u32)
-    }
-
-    /// Is it that of a topic in files?
-    pub fn is_lent(&self, handle: u64) -> bool {
-        self.current(handle, -1).is_some_and(|topic| topic.lent)
     }
 
     fn current(&self, handle: u64, partition: i32) -> Option<&Topic> {
@@ -614,8 +609,37 @@ impl Tails {
         self.lents.seal(py, inline, bytes_max, later)
     }
 
-    fn commit_lent(&mut self, py: Python<'_>, inline: bool, monotonic: u64) -> PyResult<()> {
-        self.lents.commit(py, inline, monotonic)
+    #[pyo3(signature = (inline, monotonic, how=0))]
+    fn commit_lent(&mut self, py: Python<'_>, inline: bool, monotonic: u64, how: u8) -> PyResult<Committed> {
+        self.lents.commit(py, inline, monotonic, how)
+    }
+
+    fn flying_lent(&self, inline: bool) -> Vec<usize> {
+        self.lents.flying(inline)
+    }
+
+    fn set_watched_lent(&mut self, slot: usize, watched: bool) -> PyResult<()> {
+        self.lents.set_watched(slot, watched)
+    }
+
+    fn set_low_lent(&mut self, slot: usize, low_at: u64) -> PyResult<()> {
+        self.lents.set_low(slot, low_at)
+    }
+
+    fn lent_visible(&mut self, slot: usize) -> PyResult<u64> {
+        self.lents.visible(slot)
+    }
+
+    fn catch_up_lent<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Option<CaughtUp<'py>>> {
+        self.lents.catch_up(py, slot)
+    }
+
+    fn take_moved(&mut self) -> Vec<usize> {
+        self.lents.take_moved()
+    }
+
+    fn take_recorded(&mut self) -> Vec<usize> {
+        self.lents.take_recorded()
     }
 
     fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {

@@ -18,6 +18,7 @@ from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.embedded.files.segment import HEADER_BYTES
 from quintet.log.embedded.follow import Follower
 from quintet.log.embedded.inspect import Summary, verify
+from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.lending import LATE_BYTES_MAX, LATE_US_MAX
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.recovery import journal
@@ -367,6 +368,30 @@ def test_the_journal_is_used_again_only_when_segments_have_it() -> None:
         door.harness.sim.crash(Random(rounds))
         door.restart()
         assert door.readable() == door.sent, rounds
+
+
+def test_a_journal_that_does_not_ask_the_kernel_is_used_again_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the one above: nobody collects whom the records stand for."""
+    monkeypatch.setattr(Committer, "collect", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_the_journal_is_used_again_only_when_segments_have_it()
+
+
+def test_who_is_in_records_is_named_when_somebody_asks() -> None:
+    """Up to what is visible then, once for each file, and not any more when the topic is deleted."""
+    door = Door().warm()
+    committer = door.harness.log._shared.committer
+    (file,) = [file for file in committer._files if file.state == "active"]
+    committer.collect()
+    file.needed.clear()
+    for _ in range(3):
+        assert door.round() == [None] * PARTITIONS
+    assert file.needed == {}
+    committer.collect()
+    assert [(each.number, visible) for each, visible in file.needed.items()] == [(n, 5) for n in range(PARTITIONS)]
+    door.round()
+    committer.forget(door.partitions)
+    assert file.needed == {} and door.tails.take_recorded() == []
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])

@@ -35,7 +35,7 @@ FlyItem = FlyRun | FlyRecords | FlyFrame
 FlyPlaced = tuple[bytes, int, bytearray, bytes]  # topic, partition, batch, error: a group as fly_produced takes it
 
 
-class FlyRun(Protocol):
+class FlyAppended(Protocol):
     """What the kernel tells of a run that it appended to partitions in files."""
 
     @property
@@ -51,7 +51,7 @@ class FlyRun(Protocol):
 
 # A run of PRODUCE frames, or a record set, of which the kernel appended groups to partitions in files: ticket, the run, (number, count)
 # of the groups that it left, ways (1: by the journal, 2: inline, 3: both), operation
-FlyHeld = tuple[int, FlyRun, list[tuple[int, int]], int, int]
+FlyHeld = tuple[int, FlyAppended, list[tuple[int, int]], int, int]
 
 RecordGroups = tuple[
     list[tuple[int, bytearray, int]], bytes

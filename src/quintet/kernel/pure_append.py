@@ -197,7 +197,7 @@ def _any_lent(tails: Tails[View], routes: Routes[Target], groups: list[FlyGroup]
     )
 
 
-class FlyRun:
+class FlyAppended:
     """What is told of a run that was appended to partitions in files. `answers`: to all of it, or None if groups were left."""
 
     __slots__ = ("_groups", "answers", "order")
@@ -250,7 +250,7 @@ def _append_lent(
             rest.append((number, count))
         placed.append((topic, partition if chosen is None else chosen, batch, b""))
     answers = None if rest else _answers(op, placed, order, flags)
-    return (holding.ticket, FlyRun(placed, order, answers), rest, holding.ways, op), last
+    return (holding.ticket, FlyAppended(placed, order, answers), rest, holding.ways, op), last
 
 
 def _answers(op: int, placed: list[tuple[bytes, int, bytearray, bytes]], order: bytes, flags: int) -> bytes:

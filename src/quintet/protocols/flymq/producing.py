@@ -17,7 +17,7 @@ from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
-from quintet.kernel.items import FlyGroup, FlyHeld, FlyPlaced, FlyRun
+from quintet.kernel.items import FlyAppended, FlyGroup, FlyHeld, FlyPlaced
 from quintet.model.batch import RecordBatch, placed, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
 from quintet.protocols.base import ALL, Holds, Replies, SessionConnection
@@ -47,7 +47,7 @@ class Run(Holds):
 
     __slots__ = ("groups", "made", "order")
 
-    def __init__(self, groups: list[Group], order: bytes, made: FlyRun | None = None) -> None:
+    def __init__(self, groups: list[Group], order: bytes, made: FlyAppended | None = None) -> None:
         self.data = None
         self.groups = groups
         self.order = order
@@ -165,6 +165,8 @@ class Producing:
         try:
             topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self.counts[name] = topic, len(topic.partitions)
+            if not topic.bounded and (handle := topic.handle) is not None:  # somebody publishes to it: so may the kernel
+                self.routes.add(name, handle, topic, True)
         except QuintetError as error:
             self._targets[name], self.counts[name] = error, 0
 
