@@ -5,7 +5,7 @@
 //! comparing the bytes around them, so a topic is looked up once per run of such frames, not once per frame. What a frame
 //! means for a session is not decided here, and no Python object is touched: that is `fly_py.rs`'s matter.
 
-use crate::batch::{self, Batch, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes};
+use crate::batch::{self, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes};
 use crate::blip::{FINDER_SLOTS, be, copy_ahead, topic_slot};
 use crate::make;
 use std::collections::HashMap;
@@ -43,8 +43,6 @@ const BAD_MAGIC: u8 = 1;
 const BAD_VERSION: u8 = 2;
 const LONG_LENGTH: u8 = 3;
 pub const BAD_REPLY: u8 = 4;
-
-const SPARE: Refusal = "batch columns do not add up: an entry lies outside its column";
 
 fn u16_be(d: &[u8], at: usize) -> usize {
     u16::from_be_bytes(be(d, at)) as usize
@@ -613,101 +611,4 @@ fn fill_var<'r>(d: &[u8], ends: &mut [u8], data: &mut [u8], runs: impl Iterator<
     }
     ends.by_ref().for_each(|end| end.fill(0));
     ends.into_remainder().fill(0);
-}
-
-// -- replies to produces ----------------------------------------------------------------------------------------------
-
-/// The replies of one group: RecordMetadata of each record of the batch, or the same error for each.
-pub struct Answer<'a> {
-    template: Vec<u8>,
-    size: usize,
-    patch: usize,
-    batch: Option<Batch<'a>>,
-    records: usize,
-}
-
-/// Room behind a template lets its copy have a fixed size.
-const TEMPLATE_ROOM_BYTES: usize = 128;
-
-fn entry_size(batch: &Batch, offsets: usize, i: usize) -> Result<i32, Refusal> {
-    let (a, b) = (batch::i32_at(batch.d, offsets + 4 * i), batch::i32_at(batch.d, offsets + 4 * i + 4));
-    if a < 0 || a > b || b as usize > batch.size(offsets, batch.head.count) { Err(SPARE) } else { Ok(b - a) }
-}
-
-fn key_size(batch: &Batch, i: usize) -> Result<i32, Refusal> {
-    if batch.at.key_offsets == 0 || batch.is_null(batch.at.key_bitmap, i) {
-        return Ok(-1);
-    }
-    entry_size(batch, batch.at.key_offsets, i)
-}
-
-impl<'a> Answer<'a> {
-    ///   0      8           10
-    ///   |head |topic_len  |topic...|partition i32|offset u64|timestamp i64|key_size i32|value_size i32|
-    pub fn stored(topic: &[u8], partition: i32, data: &'a [u8], flags: u8) -> Result<Answer<'a>, Refusal> {
-        let batch = Batch::open(data, 0)?;
-        let mut out = vec![MAGIC, VERSION, PRODUCE, flags, 0, 0, 0, 0];
-        out.extend((topic.len() as u16).to_be_bytes());
-        out.extend(topic);
-        out.extend(partition.to_be_bytes());
-        let patch = out.len();
-        out.extend([0; 8]);
-        out.extend(batch.head.timestamp.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
-        out.extend([0; 8]);
-        let size = out.len();
-        batch::put(&mut out, 4, ((size - FRAME_BYTES) as u32).to_be_bytes());
-        out.resize(size + TEMPLATE_ROOM_BYTES, 0);
-        Ok(Answer { template: out, size, patch, batch: Some(batch), records: 0 })
-    }
-
-    pub fn refused(error: &[u8]) -> Answer<'a> {
-        let mut template = error.to_vec();
-        template.resize(error.len() + TEMPLATE_ROOM_BYTES, 0);
-        Answer { template, size: error.len(), patch: 0, batch: None, records: 0 }
-    }
-}
-
-/// Checks the order (packed `<H`) against the answers; how many bytes all replies have.
-pub fn measure_answers(answers: &mut [Answer], order: &[u8]) -> Result<usize, Refusal> {
-    if !order.len().is_multiple_of(2) {
-        return Err("order must be whole u16 group numbers");
-    }
-    for number in order.chunks_exact(2) {
-        let number = u16::from_le_bytes(be(number, 0)) as usize;
-        answers.get_mut(number).ok_or("order names a group that is not there")?.records += 1;
-    }
-    let mut total = 0;
-    for answer in answers {
-        total += answer.records * answer.size;
-        let Some(batch) = &answer.batch else { continue };
-        if answer.records > batch.head.count {
-            return Err("order names a group more often than its batch has records");
-        }
-        for i in 0..answer.records {
-            entry_size(batch, batch.at.value_offsets, i)?;
-            key_size(batch, i)?;
-        }
-        answer.records = 0;
-    }
-    Ok(total)
-}
-
-/// Fills what was measured.
-pub fn fill_answers(answers: &mut [Answer], order: &[u8], out: &mut [u8]) {
-    let mut at = 0;
-    for number in order.chunks_exact(2) {
-        let answer = &mut answers[u16::from_le_bytes(be(number, 0)) as usize];
-        copy_ahead(out, at, &answer.template, 0, answer.size);
-        if let Some(batch) = &answer.batch {
-            let i = answer.records;
-            answer.records += 1;
-            let frame = &mut out[at + answer.patch..at + answer.size];
-            batch::put(frame, 0, (batch.head.base_offset + i as u64).to_be_bytes());
-            // Both were found sound when the answers were measured.
-            batch::put(frame, 16, key_size(batch, i).unwrap_or(-1).to_be_bytes());
-            let value_size = entry_size(batch, batch.at.value_offsets, i).unwrap_or(0);
-            batch::put(frame, 20, value_size.to_be_bytes());
-        }
-        at += answer.size;
-    }
 }

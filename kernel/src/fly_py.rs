@@ -3,9 +3,9 @@
 //! The work is in `fly.rs` and `fly_reply.rs`; what appends is in `fly_append.rs`. No I/O, no clock, no state.
 
 use crate::blip::MAX_U16;
-use crate::fly::{self, Answer, Next, Stop};
+use crate::fly::{self, Next, Stop};
 use crate::fly_append::Found;
-use crate::fly_reply::{self, Fetch, FetchWish, Request};
+use crate::fly_reply::{self, Answer, Fetch, FetchWish, Request};
 use crate::{Held, Part, Split, list_of, optional_bytes, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PySlice, PyTuple};
@@ -204,8 +204,8 @@ pub fn fly_produced<'py>(
             None => Answer::refused(error.as_bytes()),
         });
     }
-    let total = fly::measure_answers(&mut answers, order).map_err(refuse)?;
-    unzeroed_bytes(py, total, |out| fly::fill_answers(&mut answers, order, out))
+    let total = fly_reply::measure_answers(&mut answers, order).map_err(refuse)?;
+    unzeroed_bytes(py, total, |out| fly_reply::fill_answers(&mut answers, order, out))
 }
 
 #[pyfunction]

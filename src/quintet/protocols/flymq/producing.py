@@ -165,7 +165,8 @@ class Producing:
         try:
             topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self.counts[name] = topic, len(topic.partitions)
-            if not topic.bounded and (handle := topic.handle) is not None:  # somebody publishes to it: so may the kernel
+            # Somebody publishes to it already: then the kernel may.
+            if not topic.bounded and (handle := topic.handle) is not None:
                 self.routes.add(name, handle, topic, True)
         except QuintetError as error:
             self._targets[name], self.counts[name] = error, 0
