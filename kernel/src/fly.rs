@@ -5,7 +5,7 @@
 //! comparing the bytes around them, so a topic is looked up once per run of such frames, not once per frame. What a frame
 //! means for a session is not decided here, and no Python object is touched: that is `fly_py.rs`'s matter.
 
-use crate::batch::{self, Batch, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes};
+use crate::batch::{self, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes};
 use crate::blip::{FINDER_SLOTS, be, copy_ahead, topic_slot};
 use crate::make;
 use std::collections::HashMap;
@@ -34,6 +34,8 @@ pub const FETCH: u8 = 0x07;
 pub const FETCH_BINARY: u8 = 0x0B;
 pub const PRODUCE_RECORDS: u8 = 0x16;
 pub const COMPRESSION_BITS: u8 = 0x0E;
+/// RecordMetadata without the name of its topic.
+const METADATA_BYTES: usize = 30;
 /// "Choose for me": by the key if there is one.
 const AUTO: i32 = -1;
 
@@ -41,8 +43,6 @@ const BAD_MAGIC: u8 = 1;
 const BAD_VERSION: u8 = 2;
 const LONG_LENGTH: u8 = 3;
 pub const BAD_REPLY: u8 = 4;
-
-const SPARE: Refusal = "batch columns do not add up: an entry lies outside its column";
 
 fn u16_be(d: &[u8], at: usize) -> usize {
     u16::from_be_bytes(be(d, at)) as usize
@@ -180,8 +180,8 @@ pub struct Group<'a> {
     pub topic: &'a [u8],
     pub partition: i32,
     pub records: usize,
-    topic_number: u32,
-    producer_id: u64,
+    pub topic_number: u32,
+    pub producer_id: u64,
     sequence: u32,
     keyed: usize,
     key_bytes: usize,
@@ -201,28 +201,30 @@ impl Group<'_> {
     }
 }
 
-/// Finds topics and groups: small tables of guesses in front of the maps, because hashing against an adversary costs more
-/// than the rest of a frame. A wrong guess only costs the look into the map.
+/// Finds topics and groups by small tables: whoever comes first has the place that its hash says. Whoever finds it taken goes to a
+/// map, because hashing against an adversary costs more than the rest of a frame.
 struct Finder<'a> {
     topics: Vec<(&'a [u8], u32)>,
     last_topic: usize,
-    topic_guesses: [usize; FINDER_SLOTS],
-    by_topic: HashMap<&'a [u8], usize>,
-    group_guesses: [usize; GROUP_SLOTS],
-    by_group: HashMap<(u32, i32, u64), usize>,
+    topic_places: [u32; FINDER_SLOTS],
+    other_topics: HashMap<&'a [u8], u32>,
+    group_places: [u32; GROUP_SLOTS],
+    other_groups: HashMap<(u32, i32, u64), u32>,
 }
 
-const GROUP_SLOTS: usize = 256;
+const GROUP_BITS: u32 = 8;
+const GROUP_SLOTS: usize = 1 << GROUP_BITS;
+const NOBODY: u32 = u32::MAX;
 
 impl<'a> Finder<'a> {
     fn new() -> Finder<'a> {
         Finder {
             topics: Vec::new(),
             last_topic: usize::MAX,
-            topic_guesses: [usize::MAX; FINDER_SLOTS],
-            by_topic: HashMap::new(),
-            group_guesses: [usize::MAX; GROUP_SLOTS],
-            by_group: HashMap::new(),
+            topic_places: [NOBODY; FINDER_SLOTS],
+            other_topics: HashMap::new(),
+            group_places: [NOBODY; GROUP_SLOTS],
+            other_groups: HashMap::new(),
         }
     }
 
@@ -238,18 +240,26 @@ impl<'a> Finder<'a> {
     ) -> Result<Option<(u32, u32)>, E> {
         if !self.is_topic(self.last_topic, topic) {
             let slot = topic_slot(topic);
-            if !self.is_topic(self.topic_guesses[slot], topic) {
-                self.topic_guesses[slot] = match self.by_topic.get(topic) {
-                    Some(number) => *number,
-                    None => {
-                        let Some(partitions) = ask(topic)? else { return Ok(None) };
-                        self.topics.push((topic, partitions));
-                        self.by_topic.insert(topic, self.topics.len() - 1);
-                        self.topics.len() - 1
+            let place = self.topic_places[slot];
+            let known = match place {
+                NOBODY => None,
+                _ if self.is_topic(place as usize, topic) => Some(place),
+                _ => self.other_topics.get(topic).copied(),
+            };
+            self.last_topic = match known {
+                Some(number) => number as usize,
+                None => {
+                    let Some(partitions) = ask(topic)? else { return Ok(None) };
+                    let number = self.topics.len();
+                    self.topics.push((topic, partitions));
+                    if place == NOBODY {
+                        self.topic_places[slot] = number as u32;
+                    } else {
+                        self.other_topics.insert(topic, number as u32);
                     }
-                };
-            }
-            self.last_topic = self.topic_guesses[slot];
+                    number
+                }
+            };
         }
         Ok(Some((self.last_topic as u32, self.topics[self.last_topic].1)))
     }
@@ -257,24 +267,27 @@ impl<'a> Finder<'a> {
     fn group_slot(topic_number: u32, partition: i32, producer_id: u64) -> usize {
         const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
         let where_to = u64::from(topic_number) << 32 | u64::from(partition as u32);
-        ((where_to.wrapping_mul(MIX) ^ producer_id).wrapping_mul(MIX) >> 56) as usize
+        ((where_to.wrapping_mul(MIX) ^ producer_id).wrapping_mul(MIX) >> (64 - GROUP_BITS)) as usize
     }
 
     /// The number of the latest group of these, or one past all groups.
-    fn group(&mut self, groups: &[Group], topic_number: u32, partition: i32, producer_id: u64) -> usize {
-        let slot = Self::group_slot(topic_number, partition, producer_id);
-        if groups.get(self.group_guesses[slot]).is_some_and(|group| group.is(topic_number, partition, producer_id)) {
-            // A guess is set whenever a group is made, so it is the latest.
-            return self.group_guesses[slot];
+    fn group(&self, groups: &[Group], topic_number: u32, partition: i32, producer_id: u64) -> usize {
+        match self.group_places[Self::group_slot(topic_number, partition, producer_id)] {
+            NOBODY => usize::MAX,
+            place if groups[place as usize].is(topic_number, partition, producer_id) => place as usize,
+            _ => self.other_groups.get(&(topic_number, partition, producer_id)).map_or(usize::MAX, |n| *n as usize),
         }
-        let number = self.by_group.get(&(topic_number, partition, producer_id)).copied().unwrap_or(usize::MAX);
-        self.group_guesses[slot] = number;
-        number
     }
 
-    fn set_group(&mut self, topic_number: u32, partition: i32, producer_id: u64, number: usize) {
-        self.group_guesses[Self::group_slot(topic_number, partition, producer_id)] = number;
-        self.by_group.insert((topic_number, partition, producer_id), number);
+    /// The group that was made last: `groups` ends with it.
+    fn set_group(&mut self, groups: &[Group], topic_number: u32, partition: i32, producer_id: u64) {
+        let (place, number) =
+            (&mut self.group_places[Self::group_slot(topic_number, partition, producer_id)], groups.len() as u32 - 1);
+        if *place == NOBODY || groups[*place as usize].is(topic_number, partition, producer_id) {
+            *place = number;
+        } else {
+            self.other_groups.insert((topic_number, partition, producer_id), number);
+        }
     }
 }
 
@@ -368,8 +381,8 @@ pub fn produces<'a, E>(
                 break;
             }
             last = all.groups.len();
-            finder.set_group(topic_number, partition, producer_id, last);
             all.groups.push(new_group(topic_number, partition, producer_id, &got));
+            finder.set_group(&all.groups, topic_number, partition, producer_id);
         }
         let room = MAX_RUN_BYTES.saturating_sub(end - start) / frame.len();
         let frames = 1 + if by_key { 0 } else { same_frames(d, frame, &got, end, room) };
@@ -538,6 +551,41 @@ impl Produces<'_> {
         }
     }
 
+    /// How many bytes the replies to all of it have, if all of it was appended.
+    pub fn replies_bytes(&self) -> usize {
+        let size = |group: &Group| group.records * (FRAME_BYTES + METADATA_BYTES + group.topic.len());
+        self.groups.iter().map(size).sum()
+    }
+
+    /// Writes the replies: RecordMetadata of each record, in the order of the frames. `places` has partition, offset and time of each
+    /// group, and is used up.
+    ///
+    ///   0      8           10
+    ///   |head |topic_len  |topic...|partition i32|offset u64|timestamp i64|key_size i32|value_size i32|
+    pub fn fill_replies(&self, places: &mut [(i32, u64, i64)], flags: u8, out: &mut [u8]) {
+        let mut at = 0;
+        for run in &self.runs {
+            let (topic, place) = (self.groups[run.group as usize].topic, &mut places[run.group as usize]);
+            let size = FRAME_BYTES + METADATA_BYTES + topic.len();
+            let time = place.2.div_euclid(MICROSECONDS_PER_MILLISECOND);
+            let key_size = if run.key_size == 0 { -1 } else { run.key_size as i32 };
+            for frame in out[at..].chunks_exact_mut(size).take(run.frames as usize) {
+                frame[..4].copy_from_slice(&[MAGIC, VERSION, PRODUCE, flags]);
+                batch::put(frame, 4, ((size - FRAME_BYTES) as u32).to_be_bytes());
+                batch::put(frame, FRAME_BYTES, (topic.len() as u16).to_be_bytes());
+                copy_ahead(frame, FRAME_BYTES + 2, topic, 0, topic.len());
+                let rest = &mut frame[FRAME_BYTES + 2 + topic.len()..];
+                batch::put(rest, 0, place.0.to_be_bytes());
+                batch::put(rest, 4, place.1.to_be_bytes());
+                batch::put(rest, 12, time.to_be_bytes());
+                batch::put(rest, 20, key_size.to_be_bytes());
+                batch::put(rest, 24, (run.value_size as i32).to_be_bytes());
+                place.1 += 1;
+            }
+            at += size * run.frames as usize;
+        }
+    }
+
     /// Fills the group number of each record, packed `<H`.
     pub fn fill_order(&self, out: &mut [u8]) {
         let mut places = out.chunks_exact_mut(2);
@@ -563,101 +611,4 @@ fn fill_var<'r>(d: &[u8], ends: &mut [u8], data: &mut [u8], runs: impl Iterator<
     }
     ends.by_ref().for_each(|end| end.fill(0));
     ends.into_remainder().fill(0);
-}
-
-// -- replies to produces ----------------------------------------------------------------------------------------------
-
-/// The replies of one group: RecordMetadata of each record of the batch, or the same error for each.
-pub struct Answer<'a> {
-    template: Vec<u8>,
-    size: usize,
-    patch: usize,
-    batch: Option<Batch<'a>>,
-    records: usize,
-}
-
-/// Room behind a template lets its copy have a fixed size.
-const TEMPLATE_ROOM_BYTES: usize = 128;
-
-fn entry_size(batch: &Batch, offsets: usize, i: usize) -> Result<i32, Refusal> {
-    let (a, b) = (batch::i32_at(batch.d, offsets + 4 * i), batch::i32_at(batch.d, offsets + 4 * i + 4));
-    if a < 0 || a > b || b as usize > batch.size(offsets, batch.head.count) { Err(SPARE) } else { Ok(b - a) }
-}
-
-fn key_size(batch: &Batch, i: usize) -> Result<i32, Refusal> {
-    if batch.at.key_offsets == 0 || batch.is_null(batch.at.key_bitmap, i) {
-        return Ok(-1);
-    }
-    entry_size(batch, batch.at.key_offsets, i)
-}
-
-impl<'a> Answer<'a> {
-    ///   0      8           10
-    ///   |head |topic_len  |topic...|partition i32|offset u64|timestamp i64|key_size i32|value_size i32|
-    pub fn stored(topic: &[u8], partition: i32, data: &'a [u8], flags: u8) -> Result<Answer<'a>, Refusal> {
-        let batch = Batch::open(data, 0)?;
-        let mut out = vec![MAGIC, VERSION, PRODUCE, flags, 0, 0, 0, 0];
-        out.extend((topic.len() as u16).to_be_bytes());
-        out.extend(topic);
-        out.extend(partition.to_be_bytes());
-        let patch = out.len();
-        out.extend([0; 8]);
-        out.extend(batch.head.timestamp.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
-        out.extend([0; 8]);
-        let size = out.len();
-        batch::put(&mut out, 4, ((size - FRAME_BYTES) as u32).to_be_bytes());
-        out.resize(size + TEMPLATE_ROOM_BYTES, 0);
-        Ok(Answer { template: out, size, patch, batch: Some(batch), records: 0 })
-    }
-
-    pub fn refused(error: &[u8]) -> Answer<'a> {
-        let mut template = error.to_vec();
-        template.resize(error.len() + TEMPLATE_ROOM_BYTES, 0);
-        Answer { template, size: error.len(), patch: 0, batch: None, records: 0 }
-    }
-}
-
-/// Checks the order (packed `<H`) against the answers; how many bytes all replies have.
-pub fn measure_answers(answers: &mut [Answer], order: &[u8]) -> Result<usize, Refusal> {
-    if !order.len().is_multiple_of(2) {
-        return Err("order must be whole u16 group numbers");
-    }
-    for number in order.chunks_exact(2) {
-        let number = u16::from_le_bytes(be(number, 0)) as usize;
-        answers.get_mut(number).ok_or("order names a group that is not there")?.records += 1;
-    }
-    let mut total = 0;
-    for answer in answers {
-        total += answer.records * answer.size;
-        let Some(batch) = &answer.batch else { continue };
-        if answer.records > batch.head.count {
-            return Err("order names a group more often than its batch has records");
-        }
-        for i in 0..answer.records {
-            entry_size(batch, batch.at.value_offsets, i)?;
-            key_size(batch, i)?;
-        }
-        answer.records = 0;
-    }
-    Ok(total)
-}
-
-/// Fills what was measured.
-pub fn fill_answers(answers: &mut [Answer], order: &[u8], out: &mut [u8]) {
-    let mut at = 0;
-    for number in order.chunks_exact(2) {
-        let answer = &mut answers[u16::from_le_bytes(be(number, 0)) as usize];
-        copy_ahead(out, at, &answer.template, 0, answer.size);
-        if let Some(batch) = &answer.batch {
-            let i = answer.records;
-            answer.records += 1;
-            let frame = &mut out[at + answer.patch..at + answer.size];
-            batch::put(frame, 0, (batch.head.base_offset + i as u64).to_be_bytes());
-            // Both were found sound when the answers were measured.
-            batch::put(frame, 16, key_size(batch, i).unwrap_or(-1).to_be_bytes());
-            let value_size = entry_size(batch, batch.at.value_offsets, i).unwrap_or(0);
-            batch::put(frame, 20, value_size.to_be_bytes());
-        }
-        at += answer.size;
-    }
 }

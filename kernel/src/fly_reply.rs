@@ -1,10 +1,10 @@
-//! FlyMQ fetches, the answer to a record set, and the client's side: writing FETCH replies out of batches, writing PRODUCE
+//! FlyMQ replies and the client's side: writing FETCH replies and those to produces out of batches, writing PRODUCE
 //! requests, reading replies.
 //!
 //! A fetch is what competes with a file handed to the kernel's sendfile, so it counts first and then writes each byte of
 //! the reply once, into memory of exactly that size. Only bytes: Python objects are `fly_py.rs`'s matter.
 
-use crate::batch::{self, Batch, Head, Refusal, i32_at};
+use crate::batch::{self, Batch, Refusal, i32_at};
 use crate::blip::{be, copy_ahead};
 use crate::fly::{FRAME_BYTES, MAGIC, MICROSECONDS_PER_MILLISECOND, PRODUCE, PRODUCE_RECORDS, VERSION};
 
@@ -272,23 +272,120 @@ pub fn parse_fetch(payload: &[u8], sdk: bool) -> Option<(Fetched<'_>, u64)> {
     fields.0.is_empty().then_some((records, next_offset))
 }
 
-/// The answer to a PRODUCE_RECORDS whose groups are placed: (partition, head) of each. `order` has of each record its group
+/// The answer to a PRODUCE_RECORDS whose groups are placed: (partition, offset, records, time) of each. `order` has of each record its group
 /// (`<H`), and goes out the other way round (`>H`) if there are several groups.
 ///
 ///   0      8           12
 ///   |head |groups u32 |{partition i32, offset u64, count u32, timestamp_ms i64}...|order_len u32|order...|
-pub fn put_set_answer(out: &mut Vec<u8>, groups: &[(i32, Head)], order: &[u8], flags: u8) {
+pub fn put_set_answer(out: &mut Vec<u8>, groups: &[(i32, u64, usize, i64)], order: &[u8], flags: u8) {
     let order = if groups.len() > 1 { order } else { &[] };
     let length = 4 + SET_GROUP_BYTES * groups.len() + 4 + order.len();
     out.extend([MAGIC, VERSION, PRODUCE_RECORDS, flags]);
     out.extend((length as u32).to_be_bytes());
     out.extend((groups.len() as u32).to_be_bytes());
-    for (partition, head) in groups {
+    for (partition, offset, count, time) in groups {
         out.extend(partition.to_be_bytes());
-        out.extend(head.base_offset.to_be_bytes());
-        out.extend((head.count as u32).to_be_bytes());
-        out.extend(head.timestamp.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
+        out.extend(offset.to_be_bytes());
+        out.extend((*count as u32).to_be_bytes());
+        out.extend(time.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
     }
     out.extend((order.len() as u32).to_be_bytes());
     out.extend(order.chunks_exact(2).flat_map(|number| [number[1], number[0]]));
+}
+
+// -- replies to produces ----------------------------------------------------------------------------------------------
+
+/// The replies of one group: RecordMetadata of each record of the batch, or the same error for each.
+pub struct Answer<'a> {
+    template: Vec<u8>,
+    size: usize,
+    patch: usize,
+    batch: Option<Batch<'a>>,
+    records: usize,
+}
+
+/// Room behind a template lets its copy have a fixed size.
+const TEMPLATE_ROOM_BYTES: usize = 128;
+
+fn entry_size(batch: &Batch, offsets: usize, i: usize) -> Result<i32, Refusal> {
+    let (a, b) = (batch::i32_at(batch.d, offsets + 4 * i), batch::i32_at(batch.d, offsets + 4 * i + 4));
+    if a < 0 || a > b || b as usize > batch.size(offsets, batch.head.count) { Err(SPARE) } else { Ok(b - a) }
+}
+
+fn key_size(batch: &Batch, i: usize) -> Result<i32, Refusal> {
+    if batch.at.key_offsets == 0 || batch.is_null(batch.at.key_bitmap, i) {
+        return Ok(-1);
+    }
+    entry_size(batch, batch.at.key_offsets, i)
+}
+
+impl<'a> Answer<'a> {
+    ///   0      8           10
+    ///   |head |topic_len  |topic...|partition i32|offset u64|timestamp i64|key_size i32|value_size i32|
+    pub fn stored(topic: &[u8], partition: i32, data: &'a [u8], flags: u8) -> Result<Answer<'a>, Refusal> {
+        let batch = Batch::open(data, 0)?;
+        let mut out = vec![MAGIC, VERSION, PRODUCE, flags, 0, 0, 0, 0];
+        out.extend((topic.len() as u16).to_be_bytes());
+        out.extend(topic);
+        out.extend(partition.to_be_bytes());
+        let patch = out.len();
+        out.extend([0; 8]);
+        out.extend(batch.head.timestamp.div_euclid(MICROSECONDS_PER_MILLISECOND).to_be_bytes());
+        out.extend([0; 8]);
+        let size = out.len();
+        batch::put(&mut out, 4, ((size - FRAME_BYTES) as u32).to_be_bytes());
+        out.resize(size + TEMPLATE_ROOM_BYTES, 0);
+        Ok(Answer { template: out, size, patch, batch: Some(batch), records: 0 })
+    }
+
+    pub fn refused(error: &[u8]) -> Answer<'a> {
+        let mut template = error.to_vec();
+        template.resize(error.len() + TEMPLATE_ROOM_BYTES, 0);
+        Answer { template, size: error.len(), patch: 0, batch: None, records: 0 }
+    }
+}
+
+/// Checks the order (packed `<H`) against the answers; how many bytes all replies have.
+pub fn measure_answers(answers: &mut [Answer], order: &[u8]) -> Result<usize, Refusal> {
+    if !order.len().is_multiple_of(2) {
+        return Err("order must be whole u16 group numbers");
+    }
+    for number in order.chunks_exact(2) {
+        let number = u16::from_le_bytes(be(number, 0)) as usize;
+        answers.get_mut(number).ok_or("order names a group that is not there")?.records += 1;
+    }
+    let mut total = 0;
+    for answer in answers {
+        total += answer.records * answer.size;
+        let Some(batch) = &answer.batch else { continue };
+        if answer.records > batch.head.count {
+            return Err("order names a group more often than its batch has records");
+        }
+        for i in 0..answer.records {
+            entry_size(batch, batch.at.value_offsets, i)?;
+            key_size(batch, i)?;
+        }
+        answer.records = 0;
+    }
+    Ok(total)
+}
+
+/// Fills what was measured.
+pub fn fill_answers(answers: &mut [Answer], order: &[u8], out: &mut [u8]) {
+    let mut at = 0;
+    for number in order.chunks_exact(2) {
+        let answer = &mut answers[u16::from_le_bytes(be(number, 0)) as usize];
+        copy_ahead(out, at, &answer.template, 0, answer.size);
+        if let Some(batch) = &answer.batch {
+            let i = answer.records;
+            answer.records += 1;
+            let frame = &mut out[at + answer.patch..at + answer.size];
+            batch::put(frame, 0, (batch.head.base_offset + i as u64).to_be_bytes());
+            // Both were found sound when the answers were measured.
+            batch::put(frame, 16, key_size(batch, i).unwrap_or(-1).to_be_bytes());
+            let value_size = entry_size(batch, batch.at.value_offsets, i).unwrap_or(0);
+            batch::put(frame, 20, value_size.to_be_bytes());
+        }
+        at += answer.size;
+    }
 }

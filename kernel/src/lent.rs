@@ -12,8 +12,8 @@
 //!                          +------ recall -----+        +--> late --(next place, or take_late)--> in the segment
 
 use crate::batch::{self, LINK_BYTES};
-use crate::merging::{group_end, merged};
-use crate::tails::{bytes_of, following, place};
+use crate::merging::merge_all;
+use crate::tail::{bytes_of, following, place};
 use crate::{make, refuse, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
@@ -25,6 +25,10 @@ const JOURNALED_BYTES_MAX: u64 = 32 * 1024; // of one partition in a record: com
 const LARGE_SHARE: u64 = 8; // of what may be late: more is written while it is still in the processor's cache
 const INLINE_BYTES_MAX: u64 = 1024 * 1024; // of one partition, written at once
 const INLINE_FEW: usize = 4; // fewer partitions than these write their segments: a record would be one write more
+
+// How what is committed became what it promises; 0 is written.
+const RECORDED: u8 = 1;
+const SYNCED: u8 = 2;
 
 type Link = [u8; LINK_BYTES];
 
@@ -42,6 +46,18 @@ struct Flight {
     waiting: Vec<Pending>,
     owed: usize,
     placed: bool, // it goes to its segment now, with all that is late
+    base: u64,
+    next: u64,
+    greatest: i64, // time
+    link: Option<Link>,
+}
+
+/// What was committed and Python has not caught up with: where it begins, and its greatest time.
+struct Moved {
+    position: u64,
+    base: u64,
+    newest: i64,
+    synced: bool, // all of it, in the segment itself
 }
 
 /// Where the next batch goes. `limit`: how far the segment may be written.
@@ -66,6 +82,10 @@ struct Loan {
     written: u64,                // the segment has everything before this position
     late: Vec<Py<PyByteArray>>,  // and these come next: they are committed
     since: u64,                  // when the first of them was, as `commit` was told
+    visible: u64,                // and the link: of what is committed
+    head: Option<Link>,
+    moved: Option<Moved>,
+    low_at: u64, // Python catches up at once with what ends behind this position
 }
 
 impl Loan {
@@ -101,19 +121,23 @@ struct Slot {
     loan: Option<Box<Loan>>,
     kept: VecDeque<Kept>,
     pub topic: Option<usize>,
+    watched: bool,
+    recorded: bool, // it is among `Lents.recorded`
 }
 
 /// What Python says when it lends: topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
 pub type Terms = (u32, u32, u64, u32, i64, u64, u64, u64, i64);
 /// What waits: batch, ticket, number, base.
 pub type Waiting = (Py<PyByteArray>, u64, usize, u64);
-/// slot, position, end, base, visible, greatest time, link, batches.
-type Row<'py> = (usize, u64, u64, u64, u64, i64, Option<Bound<'py, PyBytes>>, usize);
 /// handle, buffers, position.
 type Place<'py> = (i64, Bound<'py, PyList>, u64);
-/// rows, places, the number of the row of each place, table, body, unfit, appends.
+/// how many, places, the slot of each place, table, body, unfit, appends.
 pub type Sealed<'py> =
-    (Vec<Row<'py>>, Vec<Place<'py>>, Vec<usize>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
+    (usize, Vec<Place<'py>>, Vec<usize>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
+/// Slots that are low, slots that are watched.
+pub type Committed = (Vec<usize>, Vec<usize>);
+/// position and base of the first, greatest time, end, visible, link, whether all of it is synced.
+pub type CaughtUp<'py> = (u64, u64, i64, u64, u64, Option<Bound<'py, PyBytes>>, bool);
 /// position, buffers, who waits, whether it goes to its segment now.
 type InFlight = (u64, Vec<Py<PyByteArray>>, Vec<Waiting>, bool);
 /// pending, what is being written, position, end, last time, link.
@@ -128,6 +152,8 @@ pub struct Lents {
     order: VecDeque<(u64, usize)>, // of everything kept, oldest first: serial, slot
     stale: usize,                  // places in it that stand for nothing any more, at most
     serial: u64,
+    moved: Vec<usize>,             // chained, of the journal: their heads are to be anchored
+    recorded: Vec<usize>,          // in a record of the journal since `take_recorded`
     tardy: VecDeque<(u64, usize)>, // since when a slot has something late, oldest first
     pub late_bytes: usize,
     object_bytes: usize,
@@ -145,10 +171,6 @@ fn way(inline: bool) -> usize {
     usize::from(inline)
 }
 
-fn row_bytes(row: &Row<'_>) -> u64 {
-    row.2 - row.1
-}
-
 fn waiting(pending: Vec<Pending>) -> Vec<Waiting> {
     pending.into_iter().map(|one| (one.batch, one.ticket, one.number, one.base)).collect()
 }
@@ -164,6 +186,8 @@ impl Lents {
             order: VecDeque::new(),
             stale: 0,
             serial: 0,
+            moved: Vec::new(),
+            recorded: Vec::new(),
             tardy: VecDeque::new(),
             late_bytes: 0,
             object_bytes,
@@ -192,6 +216,52 @@ impl Lents {
         self.dirty[way(inline)].iter().copied().filter(pends).collect()
     }
 
+    /// Slots of what was sealed last on this way, in its order, recalled or not.
+    pub fn flying(&self, inline: bool) -> Vec<usize> {
+        self.flying[way(inline)].clone()
+    }
+
+    pub fn set_watched(&mut self, slot: usize, watched: bool) -> PyResult<()> {
+        self.slot(slot)?.watched = watched;
+        Ok(())
+    }
+
+    fn loan(&mut self, slot: usize) -> PyResult<&mut Loan> {
+        self.slot(slot)?.loan.as_deref_mut().ok_or_else(|| refuse("it is not lent"))
+    }
+
+    pub fn set_low(&mut self, slot: usize, low_at: u64) -> PyResult<()> {
+        self.loan(slot)?.low_at = low_at;
+        Ok(())
+    }
+
+    pub fn visible(&mut self, slot: usize) -> PyResult<u64> {
+        Ok(self.loan(slot)?.visible)
+    }
+
+    /// What was committed since the last call, in one; None: nothing was.
+    pub fn catch_up<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Option<CaughtUp<'py>>> {
+        let loan = self.loan(slot)?;
+        let Some(moved) = loan.moved.take() else { return Ok(None) };
+        let link = loan.head.map(|link| PyBytes::new(py, &link));
+        Ok(Some((moved.position, moved.base, moved.newest, loan.committed(), loan.visible, link, moved.synced)))
+    }
+
+    /// Slots whose heads moved since the last call and were not caught up with.
+    pub fn take_moved(&mut self) -> Vec<usize> {
+        let is_moved = |slot: &usize| self.slots[*slot].loan.as_ref().is_some_and(|loan| loan.moved.is_some());
+        std::mem::take(&mut self.moved).into_iter().filter(is_moved).collect()
+    }
+
+    /// Slots of which something was in a record since the last call.
+    pub fn take_recorded(&mut self) -> Vec<usize> {
+        let found = std::mem::take(&mut self.recorded);
+        for slot in &found {
+            self.slots[*slot].recorded = false;
+        }
+        found
+    }
+
     fn slot(&mut self, slot: usize) -> PyResult<&mut Slot> {
         self.slots.get_mut(slot).ok_or_else(|| refuse("no such slot"))
     }
@@ -207,8 +277,12 @@ impl Lents {
         if self.slot(slot)?.loan.is_some() {
             return Err(refuse("what is lent is recalled before its slot is closed"));
         }
+        if self.slots[slot].recorded {
+            return Err(refuse("what is in a record is taken before its slot is closed"));
+        }
         self.forget(slot)?;
         self.free.push(slot);
+        self.slots[slot].watched = false;
         Ok(self.slots[slot].topic.take())
     }
 
@@ -251,6 +325,10 @@ impl Lents {
             written: position,
             late: Vec::new(),
             since: 0,
+            visible: end,
+            head: link,
+            moved: None,
+            low_at: u64::MAX,
         }));
         Ok(())
     }
@@ -306,8 +384,8 @@ impl Lents {
     /// more, or with more than an eighth of them in this turn, all of them get a place in the segment. Inline, what has a place
     /// is not in the record: the system has it either way.
     pub fn seal<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize, later: u64) -> PyResult<Sealed<'py>> {
-        let (mut rows, mut places, mut placed, mut unfit) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut total, mut appends) = (0, 0);
+        let (mut places, mut placed, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut count, mut total, mut appends) = (0, 0, 0);
         let (mut parts, mut body_bytes) = (Vec::new(), 0); // slots that are in the record
         let dirty = std::mem::take(&mut self.dirty[way(inline)]);
         let later = if inline && dirty.len() < INLINE_FEW { 0 } else { later };
@@ -320,25 +398,22 @@ impl Lents {
                 return Err(refuse("what is being written is committed or recalled before more is sealed"));
             }
             let waits = loan.pending.len();
-            match seal_one(py, slot, loan, bytes_max - total.min(bytes_max))? {
-                Some(row) => {
-                    total += row_bytes(&row) as usize;
-                    appends += waits;
-                    let mut journaled = true;
-                    if loan.position - loan.written > later || row_bytes(&row) > later / LARGE_SHARE {
-                        placed.push(rows.len());
-                        places.push(place_of(py, loan)?);
-                        journaled = !inline;
-                    }
-                    if journaled {
-                        parts.push(slot);
-                        body_bytes += row_bytes(&row) as usize;
-                    }
-                    rows.push(row);
-                    self.flying[way(inline)].push(slot);
-                }
-                None => unfit.push(slot),
+            let Some(size) = seal_one(py, loan, bytes_max - total.min(bytes_max))? else {
+                unfit.push(slot);
+                continue;
+            };
+            (count, total, appends) = (count + 1, total + size as usize, appends + waits);
+            let mut journaled = true;
+            if loan.position - loan.written > later || size > later / LARGE_SHARE {
+                placed.push(slot);
+                places.push(place_of(py, loan)?);
+                journaled = !inline;
             }
+            if journaled {
+                parts.push(slot);
+                body_bytes += size as usize;
+            }
+            self.flying[way(inline)].push(slot);
         }
         let slots = &self.slots;
         let flights = || parts.iter().filter_map(|slot| slots[*slot].loan.as_ref());
@@ -361,15 +436,32 @@ impl Lents {
                 at += d.len();
             }
         })?;
-        Ok((rows, places, placed, table, body, unfit, appends))
+        Ok((count, places, placed, table, body, unfit, appends))
     }
 
-    /// What was being written on this way is: readers find it here. What was recalled meanwhile is left out. `now`: any number that
-    /// does not fall, for `tardy`.
-    pub fn commit(&mut self, py: Python<'_>, inline: bool, monotonic: u64) -> PyResult<()> {
+    /// What was being written on this way is: readers find it here. What was recalled meanwhile is left out. `monotonic`: any number
+    /// that does not fall, for `tardy`. `how`: WRITTEN, RECORDED by a record of the synced journal, or SYNCED in the segment itself, with all
+    /// before it. Slots that Python catches up with at once, and those that are watched.
+    pub fn commit(&mut self, py: Python<'_>, inline: bool, monotonic: u64, how: u8) -> PyResult<Committed> {
+        let (synced, recorded) = (how == SYNCED, how == RECORDED);
+        let (mut low, mut watched) = (Vec::new(), Vec::new());
         for slot in std::mem::take(&mut self.flying[way(inline)]) {
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
             let Some(mut flight) = loan.flight.take() else { continue };
+            (loan.visible, loan.head) = (flight.next, flight.link);
+            match loan.moved.as_mut() {
+                Some(moved) => (moved.newest, moved.synced) = (moved.newest.max(flight.greatest), synced),
+                None => {
+                    let (position, base, newest) = (flight.position, flight.base, flight.greatest);
+                    loan.moved = Some(Moved { position, base, newest, synced });
+                    if flight.link.is_some() && !inline {
+                        self.moved.push(slot);
+                    }
+                }
+            }
+            if loan.position > loan.low_at {
+                low.push(slot);
+            }
             if flight.placed {
                 self.late_bytes -= (flight.position - loan.written) as usize;
                 loan.late.clear();
@@ -393,17 +485,28 @@ impl Lents {
                 self.written += bytes_of(py, &buffer).len() as u64;
                 self.keep(py, slot, buffer)?;
             }
-            if let Some(loan) = self.slots[slot].loan.as_mut() {
+            let lent = &mut self.slots[slot];
+            if let Some(loan) = lent.loan.as_mut() {
                 loan.spare = flight.buffers;
             }
+            if lent.watched {
+                watched.push(slot);
+            }
+            if recorded && !lent.recorded {
+                lent.recorded = true;
+                self.recorded.push(slot);
+            }
         }
-        Ok(())
+        Ok((low, watched))
     }
 
     pub fn recall<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Recalled<'py>> {
         let lent = self.slot(slot)?;
         if lent.loan.as_ref().is_some_and(|loan| !loan.late.is_empty()) {
             return Err(refuse("what is late is taken before it is recalled"));
+        }
+        if lent.loan.as_ref().is_some_and(|loan| loan.moved.is_some()) {
+            return Err(refuse("what is committed is caught up with before it is recalled"));
         }
         let loan = *lent.loan.take().ok_or_else(|| refuse("it is not lent"))?;
         let mut owed = loan.owed;
@@ -520,8 +623,8 @@ impl Lents {
     }
 }
 
-/// Merges, links and checksums what is pending of one; None if it does not fit: then nothing was changed but times in it.
-fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize) -> PyResult<Option<Row<'py>>> {
+/// Merges, links and checksums what is pending of one: its bytes. None if it does not fit: then nothing was changed but times in it.
+fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Option<u64>> {
     let time = loan.told_time.unwrap_or(loan.last_time);
     let base = loan.pending[0].base;
     let mut buffers = std::mem::take(&mut loan.spare);
@@ -529,7 +632,8 @@ fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize
     if let [one] = &loan.pending[..] {
         buffers.push(one.batch.clone_ref(py));
     } else {
-        merge_all(py, &loan.pending, time, &mut buffers, &mut fresh);
+        let parts: Vec<&Py<PyByteArray>> = loan.pending.iter().map(|one| &one.batch).collect();
+        merge_all(py, &parts, time, &mut buffers, &mut fresh);
     }
     let size = buffers.iter().map(|batch| batch.bind(py).len() as u64 + loan.link_bytes()).sum::<u64>();
     if size > loan.room() || size > bytes_max as u64 {
@@ -559,34 +663,9 @@ fn seal_one<'py>(py: Python<'py>, slot: usize, loan: &mut Loan, bytes_max: usize
     let position = loan.position;
     loan.position += size;
     (loan.last_time, loan.told_time) = (time, None);
-    let link = loan.link.map(|link| PyBytes::new(py, &link));
-    let row = (slot, position, loan.position, base, next, greatest, link, buffers.len());
-    let (waiting, owed) = (std::mem::take(&mut loan.pending), std::mem::take(&mut loan.owed));
-    loan.flight = Some(Flight { position, buffers, waiting, owed, placed: false });
-    Ok(Some(row))
-}
-
-/// Batches of several appends, in their order: merged as far as they may be, with the numbers of those that were.
-fn merge_all(
-    py: Python<'_>,
-    pending: &[Pending],
-    time: i64,
-    buffers: &mut Vec<Py<PyByteArray>>,
-    fresh: &mut Vec<usize>,
-) {
-    let parts: Vec<&Py<PyByteArray>> = pending.iter().map(|one| &one.batch).collect();
-    let mut first = 0;
-    while first < parts.len() {
-        let last = group_end(py, &parts, first);
-        match merged(py, &parts[first..last], time) {
-            Some(batch) => {
-                fresh.push(buffers.len());
-                buffers.push(batch);
-            }
-            None => buffers.extend(parts[first..last].iter().map(|one| one.clone_ref(py))),
-        }
-        first = last;
-    }
+    let (waiting, owed, link) = (std::mem::take(&mut loan.pending), std::mem::take(&mut loan.owed), loan.link);
+    loan.flight = Some(Flight { position, buffers, waiting, owed, placed: false, base, next, greatest, link });
+    Ok(Some(size))
 }
 
 /// What is late and what was just sealed go to the segment together.

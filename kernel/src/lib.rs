@@ -23,6 +23,7 @@ mod felix;
 mod felix_json;
 mod felix_py;
 mod fly;
+mod fly_append;
 mod fly_py;
 mod fly_reply;
 mod held;
@@ -48,6 +49,7 @@ mod records_py;
 mod routes;
 mod scatter;
 mod segment_py;
+mod tail;
 mod tails;
 mod ws_py;
 
@@ -577,9 +579,9 @@ mod _native {
         json_head, json_shape,
     };
     #[pymodule_export]
-    use super::fly_py::{
-        fly_append, fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a,
-    };
+    use super::fly_append::{FlyAppended, fly_append};
+    #[pymodule_export]
+    use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a};
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;

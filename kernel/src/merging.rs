@@ -1,7 +1,7 @@
 //! Which batches that wait together become one: small ones of one kind, in their order. What merging does to bytes is in `make.rs`.
 
 use crate::batch::{self, SPARSE};
-use crate::tails::bytes_of;
+use crate::tail::bytes_of;
 use crate::{make, zeroed_array};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
@@ -39,4 +39,26 @@ pub fn merged(py: Python<'_>, group: &[&Py<PyByteArray>], now: i64) -> Option<Py
     let parts: Vec<&[u8]> = group.iter().map(|one| bytes_of(py, one)).collect();
     let merge = make::Merge::new(&parts, now).ok()?;
     Some(zeroed_array(py, merge.head.length, |d| merge.fill(d)).ok()?.unbind())
+}
+
+/// Batches of several appends, in their order: merged as far as they may be, with the numbers of those that were.
+pub fn merge_all(
+    py: Python<'_>,
+    parts: &[&Py<PyByteArray>],
+    time: i64,
+    buffers: &mut Vec<Py<PyByteArray>>,
+    fresh: &mut Vec<usize>,
+) {
+    let mut first = 0;
+    while first < parts.len() {
+        let last = group_end(py, parts, first);
+        match merged(py, &parts[first..last], time) {
+            Some(batch) => {
+                fresh.push(buffers.len());
+                buffers.push(batch);
+            }
+            None => buffers.extend(parts[first..last].iter().map(|one| one.clone_ref(py))),
+        }
+        first = last;
+    }
 }

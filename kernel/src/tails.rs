@@ -7,10 +7,11 @@
 //!
 //!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 
-use crate::batch::{self, Batch, MAX_OFFSET, TIMESTAMPS};
-use crate::lent::{Lents, Recalled, Sealed, Terms};
+use crate::batch::{self, Batch};
+use crate::lent::{CaughtUp, Committed, Lents, Recalled, Sealed, Terms};
 use crate::merging::{group_end, merged};
-use crate::{make, prefetch, refuse};
+use crate::refuse;
+use crate::tail::{Kept, Pending, Tail, bytes_of, following, place};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
@@ -20,38 +21,6 @@ use std::collections::{BinaryHeap, VecDeque};
 const SPARES_MAX: usize = 4_096;
 const NEAR_TOP: usize = 6; // places of a heap
 const AHEAD: usize = 8; // tails between the fetch of one and its use: by then memory has answered
-const IN_ORDER_US: i64 = 60_000_000; // as in model/clocks.py: a clock that was set back by more is believed
-
-struct Pending {
-    batch: Py<PyByteArray>,
-    base: u64,
-    waits: bool, // somebody reads offset and time in this very batch, even if it is merged with others
-}
-
-struct Kept {
-    base: u64,
-    serial: u64,
-    max_timestamp: i64,
-    length: usize,
-    batch: Py<PyByteArray>,
-    view: Option<Py<PyAny>>,
-}
-
-#[derive(Default)]
-struct Tail {
-    pending: Vec<Pending>,
-    kept: VecDeque<Kept>,
-    start: u64,
-    visible: u64,
-    end: u64,
-    bytes: usize,
-    bytes_max: usize,
-    last_time: i64,
-    watched: bool,
-    in_order: bool,         // has its one place in `order`
-    told_time: Option<i64>, // of this turn's records: somebody was told already
-    topic: Option<usize>,
-}
 
 /// A topic whose publishes need no look by Python: its partitions, and how many records came this way.
 #[derive(Default)]
@@ -62,26 +31,6 @@ struct Topic {
     slots: Vec<usize>,
     next: usize,
     published: u64,
-}
-
-impl Tail {
-    /// With ten thousand tails in turn, most of what one costs is waiting for memory: they are fetched before they are used.
-    fn fetch(&self) {
-        prefetch(self);
-        prefetch(&self.bytes_max);
-    }
-
-    /// Where the next batch is kept.
-    fn fetch_end(&self) {
-        let (first, second) = self.kept.as_slices();
-        let last = if second.is_empty() { first } else { second };
-        prefetch(last.as_ptr_range().end);
-    }
-
-    /// The oldest batch, and where it is.
-    fn fetch_oldest(&self) {
-        prefetch(self.kept.as_slices().0.as_ptr());
-    }
 }
 
 #[derive(Default)]
@@ -110,31 +59,6 @@ pub struct Tails {
     view: Py<PyAny>,
     counts: Counts,
     lents: Lents,
-}
-
-/// The bytes of a batch that only the tails hold, or that nobody writes to: no Python code runs while the slice lives.
-pub fn bytes_of<'a>(py: Python<'_>, batch: &'a Py<PyByteArray>) -> &'a [u8] {
-    // SAFETY: the lock is held, and the callers run no Python code before the slice is gone; the object lives as long as `batch`.
-    unsafe { std::slice::from_raw_parts(batch.bind(py).data(), batch.bind(py).len()) }
-}
-
-/// A clock that was set back a little does not take the time back with it.
-pub fn following(now: i64, last: i64) -> i64 {
-    if now < last && last <= now + IN_ORDER_US { last } else { now }
-}
-
-/// Gives a whole, sound batch its offset and time. Most have no times of their own: then these are three fields of the header.
-pub fn place(py: Python<'_>, batch: &Py<PyByteArray>, base: u64, now: i64) -> PyResult<()> {
-    // SAFETY: as in `bytes_of`; a pending batch is handed over by who appended it.
-    let d = unsafe { batch.bind(py).as_bytes_mut() };
-    let fits = base <= MAX_OFFSET - u64::from(batch::u32_at(d, 28));
-    if !fits || batch::u16_at(d, 14) & TIMESTAMPS != 0 {
-        return make::seal(d, Some((base as i64, now)), None).map_err(refuse);
-    }
-    batch::put(d, 16, base.to_le_bytes());
-    batch::put(d, 32, now.to_le_bytes());
-    batch::put(d, 40, now.to_le_bytes());
-    Ok(())
 }
 
 impl Tails {
@@ -184,6 +108,11 @@ impl Tails {
             let number = if partition < 0 { topic.next } else { partition as usize };
             topic.lent && self.lents.takes(topic.slots[number], size)
         })
+    }
+
+    /// How many partitions the topic of this handle has, if it is current and open.
+    pub fn partition_count(&self, handle: u64) -> Option<u32> {
+        self.current(handle, -1).map(|topic| topic.slots.len() as u32)
     }
 
     fn current(&self, handle: u64, partition: i32) -> Option<&Topic> {
@@ -637,8 +566,37 @@ impl Tails {
         self.lents.seal(py, inline, bytes_max, later)
     }
 
-    fn commit_lent(&mut self, py: Python<'_>, inline: bool, monotonic: u64) -> PyResult<()> {
-        self.lents.commit(py, inline, monotonic)
+    #[pyo3(signature = (inline, monotonic, how=0))]
+    fn commit_lent(&mut self, py: Python<'_>, inline: bool, monotonic: u64, how: u8) -> PyResult<Committed> {
+        self.lents.commit(py, inline, monotonic, how)
+    }
+
+    fn flying_lent(&self, inline: bool) -> Vec<usize> {
+        self.lents.flying(inline)
+    }
+
+    fn set_watched_lent(&mut self, slot: usize, watched: bool) -> PyResult<()> {
+        self.lents.set_watched(slot, watched)
+    }
+
+    fn set_low_lent(&mut self, slot: usize, low_at: u64) -> PyResult<()> {
+        self.lents.set_low(slot, low_at)
+    }
+
+    fn lent_visible(&mut self, slot: usize) -> PyResult<u64> {
+        self.lents.visible(slot)
+    }
+
+    fn catch_up_lent<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Option<CaughtUp<'py>>> {
+        self.lents.catch_up(py, slot)
+    }
+
+    fn take_moved(&mut self) -> Vec<usize> {
+        self.lents.take_moved()
+    }
+
+    fn take_recorded(&mut self) -> Vec<usize> {
+        self.lents.take_recorded()
     }
 
     fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {

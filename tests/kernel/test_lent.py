@@ -36,6 +36,15 @@ SEED: Final = 7
 TOKEN: Final = b"good"  # of Fast
 
 
+def plain(said: Any) -> Any:
+    """What fly_append said, in what can be compared: a run that is held as its answers, groups and order."""
+    told, *rest = said
+    if not isinstance(told, bytes):
+        ticket, run, *left = told
+        told = (ticket, run.answers, run.groups(), run.order, *left)
+    return told, *rest
+
+
 class Twin:
     """One implementation under a history. Everything it says goes to the comparison."""
 
@@ -102,7 +111,10 @@ class Twin:
             data += b"".join(self.kernel.fly_produce(NAMES[3], None, [value], number, 0, 0, 1) for number in range(5))
         counts = dict.fromkeys(NAMES, 2) | {NAMES[3]: 5}
         now = choice.choice([900, 1_500])
-        return self.kernel.fly_append(self.tails, self.routes, data, 0, FRAME_BYTES_MAX, counts, b"flymq:a", now, 1)
+        if choice.random() < 0.1:
+            del counts[choice.choice(NAMES)]
+        where = (self.tails, self.routes, data, 0, FRAME_BYTES_MAX, counts, b"flymq:a", now, 1)
+        return plain(self.kernel.fly_append(*where))
 
     def produce_sets(self, choice: random.Random) -> object:
         """Record sets to partitions that are lent, in memory or not there, also several of one read, in as many calls as it takes."""
@@ -115,7 +127,7 @@ class Twin:
         while not said or said[-1][2] < len(data):
             at = said[-1][2] if said else 0
             where = (self.tails, self.routes, data, at, FRAME_BYTES_MAX, dict.fromkeys(NAMES, 2), b"flymq:a", now, 1)
-            said.append(self.kernel.fly_append(*where, whole))
+            said.append(plain(self.kernel.fly_append(*where, whole)))
         return said
 
     def read_from(self, choice: random.Random) -> object:
@@ -159,13 +171,29 @@ class Twin:
         sealed = self.tails.seal_lent(inline, most, choice.choice([0, 500, 1 << 20]))
         for slot in sealed[5]:
             self._recall(slot)
-        return sealed, self.tails.dirty_lent(inline)
+        return sealed, self.tails.dirty_lent(inline), self.tails.flying_lent(inline)
 
     def commit(self, choice: random.Random) -> object:
         inline = choice.random() < 0.5
         self.sealed[inline] = False
-        self.tails.commit_lent(inline, self._later())
-        return self.tails.take_counts()
+        said = self.tails.commit_lent(inline, self._later(), choice.randrange(3))
+        return said, self.tails.take_counts()
+
+    def follow(self, choice: random.Random) -> object:
+        """What Python asks for when it looks at a partition, or at all of them."""
+        kind, slot = choice.randrange(6), choice.choice(self.slots)
+        if kind == 0:
+            return self.tails.take_moved()
+        if kind == 1:
+            return self.tails.take_recorded()
+        if kind == 2:
+            return self.tails.set_watched_lent(slot, choice.random() < 0.5)
+        try:
+            if kind == 3:
+                return self.tails.set_low_lent(slot, self.ends[slot][0] + choice.randrange(2_000))
+            return self.tails.catch_up_lent(slot), self.tails.lent_visible(slot)
+        except ValueError as error:
+            return str(error)
 
     def _later(self) -> int:
         self.clock += 1
@@ -173,7 +201,7 @@ class Twin:
 
     def _recall(self, slot: int, refused: bool = False) -> object:
         try:
-            late = None if refused else self.tails.take_late(slot)
+            late = None if refused else (self.tails.take_late(slot), self.tails.catch_up_lent(slot))
             recalled = self.tails.recall(slot)
         except ValueError as error:
             return str(error)
@@ -220,7 +248,7 @@ class Twin:
 ACTS: Final = (
     Twin.lend, Twin.lend, Twin.append, Twin.append, Twin.produce, Twin.produce, Twin.produce_sets, Twin.produce_sets, Twin.read_from, Twin.read_from,
     Twin.read_from, Twin.send, Twin.send, Twin.seal, Twin.seal, Twin.commit,
-    Twin.commit, Twin.recall, Twin.settle, Twin.keep, Twin.extend, Twin.look, Twin.lend_inline,
+    Twin.commit, Twin.recall, Twin.settle, Twin.follow, Twin.follow, Twin.keep, Twin.extend, Twin.look, Twin.lend_inline,
 )  # fmt: skip
 
 
@@ -385,14 +413,15 @@ def test_a_record_set_is_held_and_then_told_where_it_is(k: ModuleType) -> None:
     assert (answers[:1], items, end, last) == (b"\xaf", [], len(memory), "m")
     held, items, end, fatal, unknown, last = k.fly_append(tails, routes, data, end, *where)
     assert (items, end, fatal, unknown, last) == ([], len(data), 0, None, "t")
-    ticket, groups, order, rest, ways, op = held
+    ticket, run, rest, ways, op = held
     assert (rest, ways, op) == ([], 1, 0x16)
+    groups, order = run.groups(), run.order
     rows = [iter(k.rows(batch, 0, RecordBatch(batch).count)) for _, _, batch, _ in groups]
     found = [next(rows[number]) for number in struct.unpack("<4H", order)]
     assert [(key, dict(headers)) for _, _, key, _, headers, *_ in found] == [(key, {b"h": key}) for key in keys]
     assert sorted(partition for _, partition, _, _ in groups) == [0, 1]
     assert all(RecordBatch(batch).base_offset == 40 for _, _, batch, _ in groups)
-    assert sorted(row[0] for row in tails.seal_lent(False, 1 << 20, 0)[0]) == slots
+    assert tails.seal_lent(False, 1 << 20, 0)[0] == 2 and sorted(tails.flying_lent(False)) == slots
     assert {waiting[1] for slot in slots for waiting in tails.recall(slot)[1][2]} == {ticket}
 
 
@@ -406,16 +435,18 @@ def test_what_is_sealed_are_the_bytes_that_python_seals(k: ModuleType) -> None:
     expected = k.merge(parts, 5_000)
     link = k.chain(expected, 40, 5_000, SEED, LINK, KEY)
     assert [tails.append_lent(slot, part, 5_000, 1) for part in parts] == [40, 42]
-    rows, places, placed, table, body, unfit, appends = tails.seal_lent(False, 1 << 20, 0)
-    end = 512 + len(expected)
-    assert rows == [(slot, 512, end, 40, 43, 5_000, link, 1)]
-    assert (places, placed) == ([(9, [expected], 512)], [0]) and body == expected and (unfit, appends) == ([], 2)
+    count, places, placed, table, body, unfit, appends = tails.seal_lent(False, 1 << 20, 0)
+    assert (count, tails.flying_lent(False)) == (1, [slot])
+    assert (places, placed) == ([(9, [expected], 512)], [slot]) and body == expected and (unfit, appends) == ([], 2)
     record = journal.pack_record(journal.Life(1, 2), 0, [(16, 3, 40, SEED, len(expected), 512)], [expected])
     also = journal.pack_record(journal.Life(1, 2), 0, [], [], table, 1, body)
     assert b"".join(record) == b"".join(also)
     assert tails.read_lent(slot, 40, 1) is None, "nobody sees it before it is committed"
+    assert (tails.catch_up_lent(slot), tails.lent_visible(slot)) == (None, 40)
     tails.commit_lent(False, 1)
     assert tails.read_lent(slot, 41, 1) == [bytes(expected)]
+    assert tails.lent_visible(slot) == 43
+    assert tails.catch_up_lent(slot) == (512, 40, 5_000, 512 + len(expected), 43, link, False)
 
 
 def test_what_is_late_goes_to_its_segment_with_what_follows_it(k: ModuleType) -> None:
@@ -426,8 +457,8 @@ def test_what_is_late_goes_to_its_segment_with_what_follows_it(k: ModuleType) ->
 
     def sealed(later: int) -> tuple[bytes, Any, Any]:
         tails.append_lent(slot, k.build([b"one"]), 7, 1)
-        rows, places, placed, _, body, *_ = tails.seal_lent(False, 1 << 20, later)
-        assert len(rows) == 1
+        count, places, placed, _, body, *_ = tails.seal_lent(False, 1 << 20, later)
+        assert count == 1
         return body, places, placed
 
     first, places, placed = sealed(1 << 20)
@@ -435,7 +466,7 @@ def test_what_is_late_goes_to_its_segment_with_what_follows_it(k: ModuleType) ->
     assert tails.take_late(slot) == (512, []), "nothing is late before it is committed"
     tails.commit_lent(False, 1)
     second, places, placed = sealed(len(first))
-    assert (places, placed) == ([(9, [first, second], 512)], [0])
+    assert (places, placed) == ([(9, [first, second], 512)], [slot])
     assert tails.take_late(slot) == (512, [first]), "who looks at the file meanwhile writes it, too"
     tails.commit_lent(False, 2)
     assert (tails.late_bytes, tails.tardy_lent(9, 9)) == (0, [])
@@ -450,7 +481,42 @@ def test_what_is_late_goes_to_its_segment_with_what_follows_it(k: ModuleType) ->
         raise AssertionError("what is late would be lost")
     assert (tails.tardy_lent(2, 9), tails.tardy_lent(3, 9), tails.tardy_lent(3, 9)) == ([], [slot], [])
     assert tails.take_late(slot) == (512 + len(first) + len(second), [third])
+    with pytest.raises(ValueError, match="caught up with"):
+        tails.recall(slot)
+    assert tails.catch_up_lent(slot) is not None
     assert tails.recall(slot)[1] is None
+
+
+def test_a_commit_names_who_watches_and_who_is_low(k: ModuleType) -> None:
+    """And nobody else: of the others nothing is said until somebody asks."""
+    tails = k.Tails(bytes, 1 << 20, 100, 100)
+    tails.set_lending(True, 1 << 20)
+    slots = [tails.open_lent() for _ in range(4)]
+    for slot in slots:
+        tails.lend(slot, False, (16, slot, 0, SEED, 9, 512, 65_536, 0, 0), LINK, b"")
+    tails.set_watched_lent(slots[1], True)
+    tails.set_low_lent(slots[2], 512)
+    said = []
+    for how in (1, 1, 2):
+        for slot in slots[:3]:
+            tails.append_lent(slot, k.build([b"one"]), 7, 1)
+        tails.seal_lent(False, 1 << 20, 1 << 20)
+        said.append(tails.commit_lent(False, 1, how))
+    assert said == [([slots[2]], [slots[1]])] * 3
+    assert [tails.lent_visible(slot) for slot in slots] == [3, 3, 3, 0]
+    assert (tails.take_recorded(), tails.take_recorded()) == (slots[:3], [])
+    assert tails.catch_up_lent(slots[0])[-1], "the last one synced all of it"
+    assert (tails.take_moved(), tails.take_moved()) == (slots[1:3], []), "the first was caught up with"
+    tails.append_lent(slots[0], k.build([b"one"]), 7, 1)
+    tails.seal_lent(False, 1 << 20, 1 << 20)
+    tails.commit_lent(False, 1, 1)
+    assert not tails.catch_up_lent(slots[0])[-1]
+    tails.take_late(slots[0])
+    tails.recall(slots[0])
+    with pytest.raises(ValueError, match="in a record"):
+        tails.close_lent(slots[0])
+    assert tails.take_recorded() == [slots[0]]
+    tails.close_lent(slots[0])
 
 
 def test_what_has_no_room_comes_back_to_python_in_its_order(k: ModuleType) -> None:

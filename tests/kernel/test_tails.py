@@ -24,7 +24,7 @@ from tests.wire.blipmq import ping, pong, records, text
 from tests.wire.fast import subscribe
 from tests.wire.records import Record, pack
 
-RUST: Final = [Path(__file__).parents[2] / "kernel/src" / name for name in ("tails.rs", "merging.rs")]
+RUST: Final = [Path(__file__).parents[2] / "kernel/src" / name for name in ("tail.rs", "merging.rs")]
 NAMES: Final = [b"t%d" % number for number in range(6)]
 FAST_NAMES: Final = [struct.pack(">I", number) + b"good" for number in range(4)]
 HISTORIES: Final = 300

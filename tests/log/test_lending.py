@@ -18,6 +18,7 @@ from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.embedded.files.segment import HEADER_BYTES
 from quintet.log.embedded.follow import Follower
 from quintet.log.embedded.inspect import Summary, verify
+from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.lending import LATE_BYTES_MAX, LATE_US_MAX
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.recovery import journal
@@ -96,10 +97,10 @@ class Door:
             self.tails, self.routes, data, 0, FRAME_BYTES_MAX, {b"t": PARTITIONS}, b"flymq:a", 1_000_000, 1
         )
         held = said[0]
-        assert not isinstance(held, bytes) and held[3] == [], "the kernel took all of it"
+        assert not isinstance(held, bytes) and held[2] == [], "the kernel took all of it"
         waiter = Waiter(PARTITIONS)
         self.values = values
-        self.harness.log.tails_held(held[0], held[4], waiter)
+        self.harness.log.tails_held(held[0], held[3], waiter)
         return waiter
 
     def round(self) -> list[Exception | None]:
@@ -367,6 +368,30 @@ def test_the_journal_is_used_again_only_when_segments_have_it() -> None:
         door.harness.sim.crash(Random(rounds))
         door.restart()
         assert door.readable() == door.sent, rounds
+
+
+def test_a_journal_that_does_not_ask_the_kernel_is_used_again_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the one above: nobody collects whom the records stand for."""
+    monkeypatch.setattr(Committer, "collect", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_the_journal_is_used_again_only_when_segments_have_it()
+
+
+def test_who_is_in_records_is_named_when_somebody_asks() -> None:
+    """Up to what is visible then, once for each file, and not any more when the topic is deleted."""
+    door = Door().warm()
+    committer = door.harness.log._shared.committer
+    (file,) = [file for file in committer._files if file.state == "active"]
+    committer.collect()
+    file.needed.clear()
+    for _ in range(3):
+        assert door.round() == [None] * PARTITIONS
+    assert file.needed == {}
+    committer.collect()
+    assert [(each.number, visible) for each, visible in file.needed.items()] == [(n, 5) for n in range(PARTITIONS)]
+    door.round()
+    committer.forget(door.partitions)
+    assert file.needed == {} and door.tails.take_recorded() == []
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])

@@ -63,7 +63,7 @@ class Door:
             lone_read.under_way = False
             return False, None
         waiter = Waiter(1)
-        done = log.tails_held(held[0], held[4], waiter)
+        done = log.tails_held(held[0], held[3], waiter)
         lone_read.under_way = False
         return done, waiter
 

@@ -13,12 +13,14 @@ from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.policy import TopicPolicy, TopicRule
 from quintet.log.base import Durability
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.protocols.blipmq.frames import WHOLE
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.fast import errors as fast_errors
+from quintet.protocols.flymq import frames
 from quintet.testing.line import Peer, SimBroker
 from tests.protocols.fast.helpers import DEMO, FastSim, token
-from tests.protocols.flymq.helpers import Client, configure, make_sim
+from tests.protocols.flymq.helpers import Client, configure, make_sim, parse, request
 from tests.wire import blipmq
 from tests.wire import fast as wire
 from tests.wire.records import Record, pack
@@ -123,6 +125,64 @@ def test_a_rotated_key_closes_the_direct_way_of_all_connections() -> None:
         assert [reply.code for reply in peer.ask(wire.publish(fresh, DEMO, value))] == [0]
     assert direct(sim, topic) == 1
     assert topic.published == 4
+
+
+def lent_demo(durability: Durability) -> tuple[SimBroker, Client, Topic]:
+    """A client whose topic is in a file and lent."""
+    sim = in_files(durability)
+    client = Client(sim, "paula")
+    for number in range(6):
+        client.produce("demo", bytes([number]) * 2_000)
+    topic = sim.broker.topics.find(b"demo")
+    assert topic.lent is not None and sim.broker.tails.published(topic.lent) > 0
+    return sim, client, topic
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_the_first_produce_of_a_connection_goes_to_what_is_lent(durability: Durability) -> None:
+    """Control: to a topic that nobody has published to it does not."""
+    sim, _, topic = lent_demo(durability)
+    appended = sim.broker.tails.published(topic.lent or 0)
+    client = Client(sim, "paula")
+    assert client.produce("demo", b"first", b"second") == [6, 7]
+    assert sim.broker.tails.published(topic.lent or 0) == appended + 2
+    assert client.produce("other", b"first") == [0]
+    other = sim.broker.topics.find(b"other")
+    assert other.lent is not None and (other.published, sim.broker.tails.published(other.lent)) == (1, 0)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("sets", [False, True])
+def test_a_run_that_comes_back_is_answered_by_what_became_of_it(durability: Durability, sets: bool) -> None:
+    """The partition is recalled between the read and the end of its turn. Control: it is the kernel's answer otherwise."""
+    sim, client, topic = lent_demo(durability)
+    partition = topic.partitions[0]
+    made = pack(Record(b"one", None, ((b"h", b"v"),)))
+    data = request("PRODUCE_RECORDS", topic="demo", partition=-1, records=made)
+    data = data if sets else request("PRODUCE", topic="demo", key=b"", value=b"one", partition=-1)
+    said = []
+    for recalled in (False, True):
+        assert client.peer.session.receive(memoryview(data), sim.scheduler.now()) == len(data)
+        if recalled:
+            assert isinstance(partition, FilePartition) and partition.is_lent
+            partition.recall()
+            assert partition.visible == 7, "it is not durable yet"
+        sim.scheduler.run_until_idle()
+        (reply,) = parse(client.peer.exchange(b""))
+        found = client.read("PRODUCE_RECORDS" if sets else "PRODUCE", reply)
+        said.append(found["groups"][0]["offset"] if sets else found["offset"])
+    assert said == [6, 7] and partition.visible == 8
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_produces_that_a_file_refuses_are_refused_one_by_one(sets: bool) -> None:
+    sim, client, _ = lent_demo("os")
+    sim.disk.fail("pwritev", 1, 5, times=100)
+    made = pack(Record(b"one", None, ((b"h", b"v"),)))
+    data = request("PRODUCE_RECORDS", topic="demo", partition=-1, records=made)
+    data = data if sets else request("PRODUCE", topic="demo", key=b"", value=b"one", partition=-1)
+    assert [reply.code for reply in client.exchange(data * 2)] == [frames.ERROR] * 2
+    assert Client(sim, "conny").values("demo") == [bytes([number]) * 2_000 for number in range(6)]
 
 
 def blip(sim: SimBroker, version: int = 1) -> Peer:

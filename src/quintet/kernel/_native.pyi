@@ -32,10 +32,11 @@ Target = TypeVar("Target")
 # What is lent (Tails.lend): topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
 Terms = tuple[int, int, int, int, int, int, int, int, int]
 Waiting = tuple[bytearray, int, int, int]  # batch, ticket, number of the group, base
-LentRow = tuple[int, int, int, int, int, int, bytes | None, int]  # see Tails.seal_lent
 LentPlace = tuple[int, list[bytearray], int]  # handle, buffers, position
-# What was sealed, see Tails.seal_lent: rows, places, placed, table, body, unfit, appends.
-LentSealed = tuple[list[LentRow], list[LentPlace], list[int], bytes, bytes, list[int], int]
+# What was committed since somebody caught up with it, see Tails.catch_up_lent.
+LentMoved = tuple[int, int, int, int, int, bytes | None, bool]
+# What was sealed, see Tails.seal_lent: count, places, placed, table, body, unfit, appends.
+LentSealed = tuple[int, list[LentPlace], list[int], bytes, bytes, list[int], int]
 # What was recalled, see Tails.recall: not sealed, being written, position, end, last time, link.
 Recalled = tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting], bool] | None, int, int, int, bytes | None]
 Link = bytes
@@ -351,15 +352,32 @@ class Tails(Generic[View]):
     def dirty_lent(self, inline: bool) -> list[int]:
         """Slots with something to be sealed on this way; one that was recalled meanwhile may be named twice."""
     def seal_lent(self, inline: bool, bytes_max: int, later: int) -> LentSealed:
-        """(rows, places, placed, table, body, unfit, appends): what was appended on this way since the last call, merged, with its
-        offsets, links and checksums, to be written now. A row is (slot, position, end, base, visible, greatest time, link, batches);
-        places are what goes into the segments, of the rows with the numbers `placed`: those whose segment
-        would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; of fewer than four
-        inline all. table and body are the entries and the batches of a record of the journal: of all rows, inline of those without a place. unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
+        """(count, places, placed, table, body, unfit, appends): what was appended to `count` slots on this way since the last call, merged,
+        with its offsets, links and checksums, to be written now. places are what goes into the segments, of the slots `placed`: those
+        whose segment would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; of fewer
+        than four inline all. table and body are the entries and the batches of a record of the journal: of all slots, inline of those
+        without a place. unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
         recalled. ValueError if what was sealed before is neither committed nor recalled."""
-    def commit_lent(self, inline: bool, monotonic: int) -> None:
+    def flying_lent(self, inline: bool) -> list[int]:
+        """The slots of what was sealed last on this way, in its order, recalled meanwhile or not; none when it is committed."""
+    def commit_lent(self, inline: bool, monotonic: int, how: int = 0) -> tuple[list[int], list[int]]:
         """What was sealed last on this way is written: `read_lent` finds it. What was recalled meanwhile is left out, what had no place
-        in a segment is late. monotonic: the time, which does not fall."""
+        in a segment is late. monotonic: the time, which does not fall. how: 1 if a record of the synced journal has it, 2 if it is
+        synced in its segment, with all before it. (low, watched): slots that ended behind what `set_low_lent` said, and those that
+        `set_watched_lent` named."""
+    def set_watched_lent(self, slot: int, watched: bool) -> None:
+        """Shall `commit_lent` name this slot?"""
+    def set_low_lent(self, slot: int, low_at: int) -> None:
+        """`commit_lent` names it when it ends behind this position. ValueError if it is not lent."""
+    def lent_visible(self, slot: int) -> int:
+        """The offset behind what is committed. ValueError if it is not lent."""
+    def catch_up_lent(self, slot: int) -> LentMoved | None:
+        """(position and base offset of the first, greatest time, end, visible, link, synced) of what was committed since the last call;
+        None if nothing was. synced: all of it is, in the segment. ValueError if it is not lent."""
+    def take_moved(self) -> list[int]:
+        """Slots of the journal's way with links that were committed to and not caught up with since, as far as this did not name them."""
+    def take_recorded(self) -> list[int]:
+        """Slots of which something is in a record of the journal since the last call: to be called before one is closed."""
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
         """(position, buffers) of what is committed and not in the segment; from here on it counts as written. ValueError if it is not
         lent."""
@@ -370,7 +388,7 @@ class Tails(Generic[View]):
         """Of all that is late."""
     def recall(self, slot: int) -> Recalled:
         """It is not lent any more: (what is not sealed, (position, buffers, who waits, whether it goes to the segment now) of what is
-        being written or None, position, end, last time, link). ValueError if it is not lent, or something is late."""
+        being written or None, position, end, last time, link). ValueError if it is not lent, or something is late or not caught up with."""
     def keep_lent(self, slot: int, batch: bytearray) -> None:
         """Keep a visible batch, the newest of its partition, for `read_lent`; all share one bound, and the oldest go first."""
     def forget_lent(self, slot: int) -> None:
@@ -503,7 +521,8 @@ def fly_append(
     flags: int,
     append_sets: bool = True,
 ) -> tuple[bytes | FlyHeld, list[FlyItem], int, int, bytes | None, Target | None]:
-    """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A run of PRODUCE frames whose
+    """As fly_split, with what was done at once: (answers, items, consumed, fatal, unknown, topic). A topic that `routes` knows and
+    `tails` has open has as many partitions as there; counts is for the others. A run of PRODUCE frames whose
     topics are all known to `routes`, keep and are there in `tails`, with partitions that are there and no idempotent producer, is
     appended and answered as by fly_produced, and is not among the items. Its records get the time `now`, or that of the turn
     if it has one. So are record sets, with append_sets: several that come one behind the other, up to about 1 MiB. The last entry

@@ -4,7 +4,7 @@
 sessions gain, which unpack them into names at once.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 BlipPublish = tuple[Literal[3], int, bytes, bytearray, bytes]  # qos, topic, batch, ids
 BlipAcks = tuple[Literal[5], int, list[tuple[int, int]]]  # subscription, ranges of tags
@@ -35,10 +35,26 @@ FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each r
 FlyRecords = tuple[Literal[0x16], list[FlyGroup], bytes]  # the same of one record set
 FlyFrame = tuple[int, int, bytes | memoryview]  # operation, flags, payload
 FlyItem = FlyRun | FlyRecords | FlyFrame
-# A run of PRODUCE frames, or a record set, of which the kernel appended groups to partitions in files: ticket, groups as fly_produced
-# takes them, the group of each record, (number, count) of the groups that it left, ways (1: by the journal, 2: inline, 3: both),
-# operation
-FlyHeld = tuple[int, list[tuple[bytes, int, bytearray, bytes]], bytes, list[tuple[int, int]], int, int]
+FlyPlaced = tuple[bytes, int, bytearray, bytes]  # topic, partition, batch, error: a group as fly_produced takes it
+
+
+class FlyAppended(Protocol):
+    """What the kernel tells of a run that it appended to partitions in files."""
+
+    @property
+    def answers(self) -> bytes | None:
+        """To all of it, with the offsets and times it will have, or None if groups were left. Not to be used if one came back."""
+
+    @property
+    def order(self) -> bytes:
+        """The group of each record."""
+
+    def groups(self) -> list[FlyPlaced]: ...
+
+
+# A run of PRODUCE frames, or a record set, of which the kernel appended groups to partitions in files: ticket, the run, (number, count)
+# of the groups that it left, ways (1: by the journal, 2: inline, 3: both), operation
+FlyHeld = tuple[int, FlyAppended, list[tuple[int, int]], int, int]
 
 RecordGroups = tuple[
     list[tuple[int, bytearray, int]], bytes

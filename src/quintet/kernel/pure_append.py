@@ -6,7 +6,7 @@ clock. `_native.pyi` says what each function promises.
 """
 
 import struct
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.items import BlipHeld, FastHeld, FlyGroup, FlyHeld
@@ -208,8 +208,41 @@ def _any_lent(tails: Tails[View], routes: Routes[Target], groups: list[FlyGroup]
     )
 
 
+class FlyAppended:
+    """What is told of a run that was appended to partitions in files. `answers`: to all of it, or None if groups were left."""
+
+    __slots__ = ("_groups", "answers", "order")
+
+    def __init__(self, groups: list[tuple[bytes, int, bytearray, bytes]], order: bytes, answers: bytes | None) -> None:
+        self._groups = groups
+        self.order = order
+        self.answers = answers
+
+    def groups(self) -> list[tuple[bytes, int, bytearray, bytes]]:
+        """As `fly_produced` takes them."""
+        return list(self._groups)
+
+
+class _Counts(Generic[View, Target], dict[bytes, int]):
+    """How many partitions a topic has: as the tails have it, if the route to it is current, else as the session says."""
+
+    def __init__(self, tails: Tails[View], routes: Routes[Target], counts: dict[bytes, int]) -> None:
+        super().__init__(counts)
+        self._tails, self._routes = tails, routes
+
+    def get(self, name: bytes, default: int | None = None) -> int | None:  # type: ignore[override]
+        route = self._routes.find(name)
+        count = self._tails.partition_count(route[0]) if route is not None else None
+        return super().get(name, default) if count is None else count
+
+    def __getitem__(self, name: bytes) -> int:
+        count = self.get(name)
+        assert count is not None
+        return count
+
+
 def _append_lent(
-    tails: Tails[View], routes: Routes[Target], op: int, groups: list[FlyGroup], order: bytes, now: int
+    tails: Tails[View], routes: Routes[Target], op: int, groups: list[FlyGroup], order: bytes, now: int, flags: int
 ) -> tuple[FlyHeld, Target | None]:
     """Append the groups of such a run that go to partitions in files, or to memory, and need no decision."""
     holding, last = Holding(), None
@@ -227,7 +260,12 @@ def _append_lent(
         if chosen is None:
             rest.append((number, count))
         placed.append((topic, partition if chosen is None else chosen, batch, b""))
-    return (holding.ticket, placed, order, rest, holding.ways, op), last
+    answers = None if rest else _answers(op, placed, order, flags)
+    return (holding.ticket, FlyAppended(placed, order, answers), rest, holding.ways, op), last
+
+
+def _answers(op: int, placed: list[tuple[bytes, int, bytearray, bytes]], order: bytes, flags: int) -> bytes:
+    return _set_answer(placed, order, flags) if op == PRODUCE_RECORDS else fly_produced(placed, order, flags)
 
 
 def fly_append(
@@ -245,6 +283,7 @@ def fly_append(
     answers = b""
     last: Target | None = None
     at = start
+    counts = _Counts(tails, routes, counts)
     while True:
         items, end, fatal, unknown = fly_split(data, at, max_frame, counts, origin, now)
         kind = items[0][0] if items and isinstance(items[0][1], list) else None
@@ -255,7 +294,7 @@ def fly_append(
         if _any_lent(tails, routes, groups):
             if at != start:  # the sets before it are answered now, and it is not: it is for the next call
                 return answers, [], at, 0, None, last
-            held = _append_lent(tails, routes, kind, groups, order, now)
+            held = _append_lent(tails, routes, kind, groups, order, now, flags)
             return held[0], items[1:], end, fatal, unknown, held[1]
         done = _append_run(tails, routes, items[0], now, flags)
         if done is None:
@@ -284,8 +323,8 @@ def _append_run(
     placed = []
     for route, (topic, partition, batch, count) in zip(known, groups, strict=True):
         placed.append((topic, tails.publish_at(route[0], partition, batch, count, now), batch, b""))
-    answer = _set_answer(placed, order, flags) if kind == PRODUCE_RECORDS else fly_produced(placed, order, flags)
-    return answer, known[-1][1]
+    assert isinstance(kind, int)
+    return _answers(kind, placed, order, flags), known[-1][1]
 
 
 def _set_answer(groups: list[tuple[bytes, int, bytearray, bytes]], order: bytes, flags: int) -> bytes:

@@ -28,6 +28,8 @@ MERGE_INPUT_BYTES_MAX: Final = 64 * 1024  # a larger batch goes as it is: copyin
 MERGE_OUTPUT_BYTES_MAX: Final = 1024 * 1024
 IN_ORDER_US: Final = 60_000_000  # as in model/clocks.py: a clock that was set back by more is believed
 LINK_BYTES: Final = 32
+RECORDED: Final = 1  # how what is committed became what it promises; 0 is written
+SYNCED: Final = 2
 
 _SPARSE: Final = 64
 _KIND: Final = struct.Struct("<12xHH32xQ")  # flags, columns, producer_id
@@ -40,8 +42,9 @@ View = TypeVar("View")
 # topic_id, partition, base, seed and handle of the segment, position, limit, end, last time
 Terms = tuple[int, int, int, int, int, int, int, int, int]
 Waiting = tuple[bytearray, int, int, int]  # batch, ticket, number, base
-Row = tuple[int, int, int, int, int, int, bytes | None, int]  # see `seal`
 Place = tuple[int, list[bytearray], int]  # handle, buffers, position
+# Of what was committed and not caught up with: position and base of the first, greatest time, end, visible, link, synced
+Moved = tuple[int, int, int, int, int, bytes | None, bool]
 
 
 def following(now: int, last: int) -> int:
@@ -82,14 +85,27 @@ class _Flight(NamedTuple):
     waiting: list[Waiting]
     owed: int
     placed: bool  # it goes to its segment now, with all that is late
+    base: int
+    next: int
+    greatest: int  # time
+    link: bytes
+
+
+class _Moved:
+    """What was committed and Python has not caught up with. `synced`: all of it, in the segment itself."""
+
+    __slots__ = ("base", "newest", "position", "synced")
+
+    def __init__(self, flight: _Flight) -> None:
+        self.position, self.base, self.newest, self.synced = flight.position, flight.base, flight.greatest, False
 
 
 class _Loan:
     """Where the next batch goes. `limit`: how far the segment may be written."""
 
     __slots__ = (
-        "end", "flight", "handle", "inline", "key", "last_time", "late", "limit", "link", "owed", "partition", "pending", "position",
-        "seed", "segment", "since", "told_time", "topic_id", "written",
+        "end", "flight", "handle", "head", "inline", "key", "last_time", "late", "limit", "link", "low_at", "moved", "owed", "partition",
+        "pending", "position", "seed", "segment", "since", "told_time", "topic_id", "visible", "written",
     )  # fmt: skip
 
     def __init__(self, inline: bool, terms: Terms, link: bytes, key: bytes) -> None:
@@ -106,6 +122,9 @@ class _Loan:
         self.written = self.position  # the segment has everything before this position
         self.late: list[bytearray] = []  # and these come next: they are committed
         self.since = 0  # when the first of them was, as `commit` was told
+        self.visible, self.head = self.end, link  # of what is committed
+        self.moved: _Moved | None = None
+        self.low_at = 1 << 64  # Python catches up at once with what ends behind this position
 
     @property
     def committed(self) -> int:
@@ -115,7 +134,7 @@ class _Loan:
     def room(self) -> int:
         return min(max(self.limit - self.position, 0), INLINE_BYTES_MAX if self.inline else JOURNALED_BYTES_MAX)
 
-    def seal(self, slot: int, bytes_max: int, later: int) -> tuple[Row, Place | None, list[bytearray]] | None:
+    def seal(self, bytes_max: int, later: int) -> tuple[_Flight, Place | None] | None:
         """Merge, link and checksum what is pending; None if it does not fit: then nothing was changed."""
         time = self.last_time if self.told_time is None else self.told_time
         base = self.pending[0][3]
@@ -140,10 +159,10 @@ class _Loan:
         position, self.position = self.position, self.position + size
         self.last_time, self.told_time = time, None
         placed = self.position - self.written > later or size > later // LARGE_SHARE
-        self.flight = _Flight(position, buffers, self.pending, self.owed, placed)
+        told = (base, following_offset, greatest, self.link)
+        self.flight = _Flight(position, buffers, self.pending, self.owed, placed, *told)
         self.pending, self.owed = [], 0
-        row = (slot, position, self.position, base, following_offset, greatest, self.link or None, len(buffers))
-        return row, (self.handle, [*self.late, *buffers], self.written) if placed else None, buffers
+        return self.flight, (self.handle, [*self.late, *buffers], self.written) if placed else None
 
 
 class _Kept(Generic[View]):
@@ -158,12 +177,13 @@ class _Kept(Generic[View]):
 
 
 class _Slot(Generic[View]):
-    __slots__ = ("kept", "loan", "topic")
+    __slots__ = ("kept", "loan", "recorded", "topic", "watched")
 
     def __init__(self) -> None:
         self.loan: _Loan | None = None
         self.kept: deque[_Kept[View]] = deque()
         self.topic: object = None
+        self.watched = self.recorded = False
 
 
 class Lents(Generic[View]):
@@ -181,6 +201,8 @@ class Lents(Generic[View]):
         self._order: deque[tuple[int, int]] = deque()  # of everything kept, oldest first: serial, slot
         self._stale = 0  # places in it that stand for nothing any more, at most
         self._serial = 0
+        self._moved: list[int] = []  # chained, of the journal: their heads are to be anchored
+        self._recorded: list[int] = []  # in a record of the journal since `take_recorded`
         self._tardy: deque[tuple[int, int]] = deque()  # since when a slot has something late, oldest first
         self.late_bytes = 0
         self.open = True
@@ -209,8 +231,11 @@ class Lents(Generic[View]):
         """The topic it belonged to, or None."""
         if self.slot(slot).loan is not None:
             raise ValueError("what is lent is recalled before its slot is closed")
+        if self.slots[slot].recorded:
+            raise ValueError("what is in a record is taken before its slot is closed")
         self.forget(slot)
         self._free.append(slot)
+        self.slots[slot].watched = False
         topic, self.slots[slot].topic = self.slots[slot].topic, None
         return topic
 
@@ -254,10 +279,10 @@ class Lents(Generic[View]):
 
     def seal(
         self, inline: bool, bytes_max: int, later: int
-    ) -> tuple[list[Row], list[Place], list[int], bytes, bytes, list[int], int]:
-        rows, places, placed, unfit = list[Row](), list[Place](), list[int](), list[int]()
+    ) -> tuple[int, list[Place], list[int], bytes, bytes, list[int], int]:
+        places, placed, unfit = list[Place](), list[int](), list[int]()
         table, body = bytearray(), bytearray()
-        total = appends = 0
+        count = total = appends = 0
         dirty = self._dirty[inline][:]
         self._dirty[inline].clear()
         if inline and len(dirty) < INLINE_FEW:
@@ -269,25 +294,29 @@ class Lents(Generic[View]):
             if loan.flight is not None:
                 raise ValueError("what is being written is committed or recalled before more is sealed")
             waits = len(loan.pending)
-            sealed = loan.seal(slot, max(bytes_max - total, 0), later)
+            sealed = loan.seal(max(bytes_max - total, 0), later)
             if sealed is None:
                 unfit.append(slot)
                 continue
-            row, where, buffers = sealed
-            length = row[2] - row[1]
+            flight, where = sealed
+            length = loan.position - flight.position
+            count += 1
             total += length
             appends += waits
             if where is not None:
-                placed.append(len(rows))
+                placed.append(slot)
                 places.append(where)
-            rows.append(row)
             self._flying[inline].append(slot)
             if not inline or where is None:
-                table += ENTRY.pack(loan.topic_id, loan.partition, loan.segment, loan.seed, length, row[1])
-                body += b"".join(buffers)
-        return rows, places, placed, bytes(table), bytes(body), unfit, appends
+                table += ENTRY.pack(loan.topic_id, loan.partition, loan.segment, loan.seed, length, flight.position)
+                body += b"".join(flight.buffers)
+        return count, places, placed, bytes(table), bytes(body), unfit, appends
 
-    def commit(self, inline: bool, monotonic: int) -> None:
+    def flying(self, inline: bool) -> list[int]:
+        return self._flying[inline][:]
+
+    def commit(self, inline: bool, monotonic: int, how: int) -> tuple[list[int], list[int]]:
+        low, watched = list[int](), list[int]()
         flying = self._flying[inline][:]
         self._flying[inline].clear()
         for slot in flying:
@@ -295,6 +324,15 @@ class Lents(Generic[View]):
             if loan is None or loan.flight is None:
                 continue
             flight, loan.flight = loan.flight, None
+            loan.visible, loan.head = flight.next, flight.link
+            if loan.moved is None:
+                loan.moved = _Moved(flight)
+                if flight.link and not inline:
+                    self._moved.append(slot)
+            loan.moved.newest = max(loan.moved.newest, flight.greatest)
+            loan.moved.synced = how == SYNCED
+            if loan.position > loan.low_at:
+                low.append(slot)
             if flight.placed:
                 self.late_bytes -= flight.position - loan.written
                 loan.late, loan.written = [], loan.position
@@ -310,6 +348,31 @@ class Lents(Generic[View]):
                 self.counts[1] += 1
                 self.counts[2] += len(buffer)
                 self.keep(slot, buffer)
+            if self.slots[slot].watched:
+                watched.append(slot)
+            if how == RECORDED and not self.slots[slot].recorded:
+                self.slots[slot].recorded = True
+                self._recorded.append(slot)
+        return low, watched
+
+    def catch_up(self, slot: int) -> Moved | None:
+        loan = self.loan(slot)
+        moved, loan.moved = loan.moved, None
+        if moved is None:
+            return None
+        where = (moved.position, moved.base, moved.newest, loan.committed, loan.visible)
+        return *where, loan.head or None, moved.synced
+
+    def take_moved(self) -> list[int]:
+        found, self._moved = self._moved, []
+        loans = [(slot, self.slots[slot].loan) for slot in found]
+        return [slot for slot, loan in loans if loan is not None and loan.moved is not None]
+
+    def take_recorded(self) -> list[int]:
+        found, self._recorded = self._recorded, []
+        for slot in found:
+            self.slots[slot].recorded = False
+        return found
 
     def recall(
         self, slot: int
@@ -317,13 +380,15 @@ class Lents(Generic[View]):
         loan = self.loan(slot)
         if loan.late:
             raise ValueError("what is late is taken before it is recalled")
+        if loan.moved is not None:
+            raise ValueError("what is committed is caught up with before it is recalled")
         self.slots[slot].loan = None
         flight = None
         self.owed[loan.inline] -= loan.owed
         if loan.flight is not None:
             self.owed[loan.inline] -= loan.flight.owed
-            position, buffers, waiting, _, placed = loan.flight
-            flight = (position, buffers, waiting, placed)
+            last = loan.flight
+            flight = (last.position, last.buffers, last.waiting, last.placed)
         return loan.pending, flight, loan.position, loan.end, loan.last_time, loan.link or None
 
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 from quintet.kernel.pure_batch import head_of, locate, place
-from quintet.kernel.pure_lent import Lents, Place, Row, Terms, Waiting, merge_groups, merged
+from quintet.kernel.pure_lent import Lents, Moved, Place, Terms, Waiting, merge_groups, merged
 from quintet.kernel.pure_lent import following as _following
 
 _SPAN = struct.Struct("<28xI")
@@ -186,6 +186,11 @@ class Tails(Generic[View]):
         if topic is None or not topic.lent:
             return False
         return self.lents.takes(topic.slots[topic.next if partition < 0 else partition], size)
+
+    def partition_count(self, handle: int) -> int | None:
+        """How many partitions the topic of this handle has, if it is current and open."""
+        topic = self._current(handle, -1)
+        return None if topic is None else len(topic.slots)
 
     def _current(self, handle: int, partition: int) -> _Topic | None:
         topic = self._topic(handle)
@@ -394,11 +399,32 @@ class Tails(Generic[View]):
 
     def seal_lent(
         self, inline: bool, bytes_max: int, later: int
-    ) -> tuple[list[Row], list[Place], list[int], builtins.bytes, builtins.bytes, list[int], int]:
+    ) -> tuple[int, list[Place], list[int], builtins.bytes, builtins.bytes, list[int], int]:
         return self.lents.seal(inline, bytes_max, later)
 
-    def commit_lent(self, inline: bool, monotonic: int) -> None:
-        self.lents.commit(inline, monotonic)
+    def commit_lent(self, inline: bool, monotonic: int, how: int = 0) -> tuple[list[int], list[int]]:
+        return self.lents.commit(inline, monotonic, how)
+
+    def flying_lent(self, inline: bool) -> list[int]:
+        return self.lents.flying(inline)
+
+    def set_watched_lent(self, slot: int, watched: bool) -> None:
+        self.lents.slot(slot).watched = watched
+
+    def set_low_lent(self, slot: int, low_at: int) -> None:
+        self.lents.loan(slot).low_at = low_at
+
+    def lent_visible(self, slot: int) -> int:
+        return self.lents.loan(slot).visible
+
+    def catch_up_lent(self, slot: int) -> Moved | None:
+        return self.lents.catch_up(slot)
+
+    def take_moved(self) -> list[int]:
+        return self.lents.take_moved()
+
+    def take_recorded(self) -> list[int]:
+        return self.lents.take_recorded()
 
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
         return self.lents.take_late(slot)

@@ -132,6 +132,11 @@ class Topic:
         """The same of a topic in files: who appends by it waits for that (`Log.tails_held`)."""
         return None if self.in_memory else self._handle_of(lent=True)
 
+    @property
+    def handle(self) -> int | None:
+        """`direct` or `lent`, if it was asked for before: nothing is lent because of this."""
+        return None if self._unready is not None or self._gone is not None else self._handle
+
     def _handle_of(self, lent: bool) -> int | None:
         if self._unready is not None or self._gone is not None:
             return None

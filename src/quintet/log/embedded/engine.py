@@ -315,6 +315,7 @@ class EmbeddedLog:
         committer = self._shared.committer
         lending = LoneLending(self.tails, self._scheduler, committer, self._disk.below)
         self._shared.lending = committer.lending = lending
+        lending.collect = committer.collect
         self._unsynced_journal = UnsyncedJournal(self._disk, self._scheduler, self._report, lending.flush_since)
         lending.unsynced = self._unsynced_journal
         committer.observe = self._shared.durable.observe

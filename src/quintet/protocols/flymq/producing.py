@@ -9,7 +9,7 @@ holds, in whole or in part, is answered from what is there.
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, cast
 
@@ -17,7 +17,7 @@ from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
-from quintet.kernel.items import FlyGroup, FlyHeld
+from quintet.kernel.items import FlyAppended, FlyGroup, FlyHeld, FlyPlaced
 from quintet.model.batch import RecordBatch, placed, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
 from quintet.protocols.base import ALL, Holds, Replies, SessionConnection
@@ -42,17 +42,35 @@ class Group(NamedTuple):
 
 
 class Run(Holds):
-    """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way."""
+    """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way. If the kernel appended
+    all of it, it has answered it, too (`made`), and the groups are asked for only when one of them comes back."""
 
-    __slots__ = ("groups", "order")
+    __slots__ = ("groups", "made", "order")
 
-    def __init__(self, groups: list[Group], order: bytes) -> None:
+    def __init__(self, groups: list[Group], order: bytes, made: FlyAppended | None = None) -> None:
         self.data = None
         self.groups = groups
         self.order = order
+        self.made = made
         self.missing = len(groups)
 
+    def waiter(self, number: int) -> Callable[[int, Exception | None], None] | None:
+        """A group came back: its offset and time may become others, or it is refused."""
+        self.unpack()
+        return super().waiter(number)
+
+    def unpack(self) -> None:
+        if self.made is not None:
+            self.groups, self.order, self.made = cast(list[Group], self.made.groups()), self.made.order, None
+
     def answer(self, dialect: frames.Dialect) -> bytes:
+        if self.made is not None:
+            assert self.made.answers is not None, "what has groups left is unpacked"
+            return self.made.answers
+        return self.put_together(dialect)
+
+    def put_together(self, dialect: frames.Dialect) -> bytes:
+        """Of what became of each group."""
         return kernel.fly_produced(self.groups, self.order, frames.BINARY)
 
 
@@ -61,7 +79,7 @@ class RecordsRun(Run):
 
     __slots__ = ()
 
-    def answer(self, dialect: frames.Dialect) -> bytes:
+    def put_together(self, dialect: frames.Dialect) -> bytes:
         errors_found = [error for _, _, batch, error in self.groups if batch is None]
         if errors_found:
             return errors_found[0]
@@ -147,8 +165,17 @@ class Producing:
         try:
             topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self.counts[name] = topic, len(topic.partitions)
+            # Somebody publishes to it already: then the kernel may.
+            if not topic.bounded and (handle := topic.handle) is not None:
+                self.routes.add(name, handle, topic, True)
         except QuintetError as error:
             self._targets[name], self.counts[name] = error, 0
+
+    def _target(self, name: bytes) -> Target:
+        """One that the kernel has a route to may be forgotten here."""
+        if name not in self._targets:
+            self.resolve(name)
+        return self._targets[name]
 
     def partitions_of(self, name: bytes) -> int:
         """How many partitions a topic has that may be published to; raises if it may not."""
@@ -180,16 +207,18 @@ class Producing:
     def held(self, topic: Topic, held: FlyHeld) -> None:
         """The kernel has appended groups of a run to partitions in files, to this topic last; the others are published here."""
         self._last = topic
-        ticket, groups, order, rest, ways, op = held
-        run = RUNS[op](cast(list[Group], groups), order)
+        ticket, made, rest, ways, op = held
+        run = RUNS[op]([], b"", made)
         run.hold(ways, len(rest), self._sink.appended)
         self._replies.add(run)
         if self._broker.tails_held(ticket, ways, run):
             self.produced(run, ALL, None)
         if rest:
+            run.unpack()
             numbers = [number for number, _ in rest]
+            groups = cast(list[FlyPlaced], run.groups)
             left = [(*groups[number][:3], count) for number, count in rest]
-            targets = [self._targets[name] for name, _, _, _ in left]
+            targets = [self._target(name) for name, _, _, _ in left]
             self._publish(run, left, numbers, 0, targets, self._epoch)
 
     def run_records(self, name: bytes, found: Groups, producer_id: int, sequence: int) -> None:
@@ -203,7 +232,7 @@ class Producing:
     def run(self, groups: list[FlyGroup], order: bytes, kind: type[Run] = Run) -> None:
         run = kind([Group(topic, partition, batch, b"") for topic, partition, batch, _ in groups], order)
         self._replies.add(run)
-        targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
+        targets = [self._target(name) for name, _, _, _ in groups]  # a refusal below forgets its topic
         self._publish(run, groups, range(len(groups)), 0, targets, self._epoch)
 
     def go_on(self) -> None:
@@ -222,9 +251,7 @@ class Producing:
             try:
                 target = targets[at]
                 if epoch != self._epoch:  # rights changed between two turns
-                    if name not in self._targets:
-                        self.resolve(name)
-                    target = self._targets[name]
+                    target = self._target(name)
                 if not isinstance(target, Topic):
                     raise target
                 if producer_of(batch).id:

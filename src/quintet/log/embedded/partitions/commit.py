@@ -25,7 +25,7 @@ from typing import Final, Literal
 from quintet.log.embedded.files.disk import Disk, DurableWrite, Place, PlaceFailed
 from quintet.log.embedded.files.packs import place_of
 from quintet.log.embedded.files.segment import Segment
-from quintet.log.embedded.partitions.lending import JOURNAL, Sealed
+from quintet.log.embedded.partitions.lending import JOURNAL, RECORDED, Sealed
 from quintet.log.embedded.partitions.lone import LoneLending
 from quintet.log.embedded.partitions.roles import Chunk, Committable, SegmentSync
 from quintet.log.embedded.recovery import journal
@@ -66,8 +66,8 @@ class Committer:
     """One per engine. `arm` what is to be staged at the end of the turn; a partition `offer`s itself when it is staged."""
 
     __slots__ = (
-        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_lone", "_ready", "_report", "_scheduled",
-        "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "lending", "observe", "records",
+        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_lone", "_ready", "_recorded_in", "_report",
+        "_scheduled", "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "lending", "observe", "records",
         "threshold",
     )  # fmt: skip
 
@@ -85,6 +85,7 @@ class Committer:
         self.observe: Callable[[float, int], None] = lambda seconds, appends: None  # how long they took
         self._armed: list[Callable[[], None]] = []
         self._ready: list[Committable] = []
+        self._recorded_in: _File | None = None  # what the kernel knows to be in records is in this file
         self._files = [_File(name) for name in journal.SYNCED]
         self._generation = 0
         self._asked = -RETRY_US
@@ -181,7 +182,7 @@ class Committer:
             if size >= journal.RECORD_BYTES_MAX - 2 * CHUNK_BYTES_MAX:
                 self._ready = ready[number + 1 :] + self._ready
                 break
-        entries = len(chosen) + (len(sealed.rows) if sealed is not None else 0)
+        entries = len(chosen) + (sealed.count if sealed is not None else 0)
         size = journal.record_bytes(entries, size)
         file = self._file_for(size) if entries else None
         if file is None:
@@ -271,7 +272,7 @@ class Committer:
         if sealed is not None:
             sealed.began = self._scheduler.monotonic()
             before += sealed.places
-            table, body, entries = sealed.table, sealed.body, len(sealed.rows)
+            table, body, entries = sealed.table, sealed.body, sealed.count
             size += sum([len(buffer) for _, placed, _ in sealed.places for buffer in placed])
             waiters += sealed.appends
         self._writing = True
@@ -334,7 +335,12 @@ class Committer:
             self._writing = False
             file.position = position
             number = error.number - between  # of the kernel's places, if it is not negative
-            refused = taken.pop(error.number) if number < 0 or sealed is None else lent.pop(sealed.placed[number])
+            if number < 0 or sealed is None or self.lending is None:
+                refused = taken.pop(error.number)
+            else:
+                partition = self.lending.partition_of(sealed.placed[number])
+                refused = next(pair for pair in lent if pair[0] is partition)
+                lent.remove(refused)
             self.refuse_one(*refused, error)
             self._write(file, [*taken, *lent], here=True)
             return
@@ -350,7 +356,13 @@ class Committer:
             partition.journaled(chunk)
             needed[partition] = partition.visible
         if sealed is not None and self.lending is not None:
-            self.lending.written(sealed, JOURNAL, needed)
+            if self._recorded_in is not file:
+                self.collect()
+                self._recorded_in = file
+            self.lending.written(sealed, JOURNAL, RECORDED)
+            for slot in sealed.chunks:
+                partition = self.lending.partition_of(slot)
+                needed[partition] = partition.visible
             self.observe((self._scheduler.monotonic() - sealed.began) / 1e6, sealed.appends)
         self.pump()  # before the waiters are told: the disk works while the acknowledgements go out
         for partition, chunk in taken:
@@ -462,11 +474,20 @@ class Committer:
                 self._clean()
                 return
 
+    def collect(self) -> None:
+        """Name the partitions that the kernel's records of a file stand for. It knows them until somebody asks, which is before the next
+        file gets a record: naming each of them with each record was a dictionary for every turn."""
+        if self._recorded_in is not None and self.lending is not None:
+            needed = self._recorded_in.needed
+            for partition in self.lending.take_recorded():
+                needed[partition] = partition.visible
+
     def _clean(self) -> None:
         """Sync some of the partitions that a full journal file still stands for; when there are none left, it is fresh."""
         file = next((file for file in self._files if file.state == "retired"), None)
         if file is None or self._cleaning or self._stopped:
             return
+        self.collect()
         batch: list[tuple[Committable, Mark]] = []
         work: list[tuple[SegmentSync, Segment]] = []
         needed = file.needed
@@ -499,6 +520,7 @@ class Committer:
     def forget(self, partitions: Iterable[object]) -> None:
         """Their topic is deleted: nobody needs them any more."""
         gone = set(partitions)
+        self.collect()
         if self.lending is not None:
             self.lending.forget(gone)
         for file in self._files:
@@ -509,6 +531,7 @@ class Committer:
     def sync_packed(self, then: Callable[[], None]) -> None:
         """At a clean stop, before the partitions are shut: sync packed segments that the journal stands for, many in one job.
         Otherwise each of 100,000 has a job of its own to sync the same few packs. What cannot be synced now is left to them."""
+        self.collect()
         owing = {partition: None for file in self._files for partition in file.needed}
         self._sync_packed([partition for partition in reversed(owing) if partition.is_packed], then)
 
@@ -547,6 +570,7 @@ class Committer:
             if file.handle >= 0:
                 self._disk.close(file.handle)
                 file.handle = -1
+        self.collect()
         synced = all(partition.is_synced(offset) for file in self._files for partition, offset in file.needed.items())
         of = list(journal.SYNCED) if synced and any(file.state != "absent" for file in self._files) else []
         if self.lending is not None and self.lending.unsynced is not None:

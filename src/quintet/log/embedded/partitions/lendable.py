@@ -1,7 +1,7 @@
 """Lends a partition in files to the kernel, and takes it back: the part of FilePartition that the lending (lending.py) talks to.
 
 While it is lent the kernel has its end, its place in the segment, its head link and what is pending; everything else stays here.
-`visible` is exact at any time. The segment, its index, the links and the sync state follow when somebody asks for them (`catch_up`):
+`visible` is the kernel's, and exact at any time. The segment, its index, the links and the sync state follow when somebody asks for them (`catch_up`):
 moving them for every record of the journal was a quarter of what it cost. Whoever needs what the kernel has calls `recall` first. A
 partition is lent only while its state is IDLE and it has nothing staged.
 
@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from quintet.log.base import Appended, TopicSpec
 from quintet.log.embedded.files.segment import Segment
-from quintet.log.embedded.partitions.lending import Lendable, Lending, Row
+from quintet.log.embedded.partitions.lending import Lendable, Lending
 from quintet.log.embedded.partitions.merging import Pending
 from quintet.log.embedded.partitions.roles import Chunk, Maintained
 from quintet.log.embedded.partitions.shared import TailCache
@@ -61,27 +61,22 @@ class LendablePartition(SyncedPartition):
     """What it asks of the partition it is part of: the fields below, `_on` and `_extend`."""
 
     __slots__ = (
-        "_chunks", "_end", "_failure", "_first", "_inline", "_last", "_last_time", "_late", "_lent", "_low_at", "_newest", "_on_idle",
-        "_pending", "_plan", "_plan_end", "_slot", "_strict", "_synced", "_used", "spec",
+        "_chunks", "_end", "_failure", "_inline", "_last_time", "_late", "_lent", "_on_idle", "_pending", "_plan", "_plan_end", "_slot",
+        "_strict", "_used", "spec",
     )  # fmt: skip
     _chunks: list[Chunk]
     _end: int
     _failure: StorageError | ShuttingDown | None
-    _first: Row | None  # and the last: of what is written and not caught up with
-    _last: Row | None
     _inline: bool
     _last_time: int
     _late: Late | None  # committed and not in the file: where, and the batches
     _lent: bool
-    _low_at: int  # what ends behind this position is caught up with at once
-    _newest: int  # the greatest time in them
     _on_idle: list[Callable[[], None]] | tuple[()]
     _pending: list[Pending]
     _plan: Segment | None
     _plan_end: int
     _slot: int
     _strict: bool
-    _synced: Row | None  # the last one that was synced in the segment, with all before it
     _used: int
     spec: TopicSpec
 
@@ -98,6 +93,23 @@ class LendablePartition(SyncedPartition):
         return self._lent
 
     @property
+    def visible(self) -> int:
+        lending = self._shared.lending
+        return lending.tails.lent_visible(self._slot) if self._lent and lending is not None else self._visible
+
+    def watch(self, call: Callable[[], None]) -> None:
+        super().watch(call)
+        self._set_watched()
+
+    def unwatch(self, call: Callable[[], None]) -> None:
+        super().unwatch(call)
+        self._set_watched()
+
+    def _set_watched(self) -> None:
+        if self._slot >= 0 and self._shared.lending is not None:
+            self._shared.lending.tails.set_watched_lent(self._slot, bool(self._watchers))
+
+    @property
     def tail(self) -> int | None:
         return None
 
@@ -112,6 +124,7 @@ class LendablePartition(SyncedPartition):
             self.cache = LentCache(lending, self._slot)
             for batch in newest:
                 self.cache.add(batch)
+            self._set_watched()
         return self._slot if self._slot >= 0 else None
 
     def _lend(self) -> bool:
@@ -134,9 +147,10 @@ class LendablePartition(SyncedPartition):
         terms = (*place, self._plan_end, limit, pending[0][2] if pending else end, self._last_time)
         lending.tails.lend(slot, self._inline, terms, *self.links.lent)
         self._lent = True
-        self._set_low(segment, self._plan_end)
         if self.spec.durability == "interval":
-            self._low_at = -1  # the first record says that a sync is wanted
+            lending.tails.set_low_lent(slot, 0)  # the first record says that a sync is wanted
+        else:
+            self._set_low(lending, segment, self._plan_end)
         self._shared.unsynced -= self._pending_bytes
         self._pending_bytes, self._pending = 0, NO_PENDING
         self._state = State.IDLE  # if it was armed: the end of the turn finds nothing here
@@ -159,11 +173,12 @@ class LendablePartition(SyncedPartition):
         most = self.spec.segment_bytes
         return most if self._inline else min(segment.allocated, most)
 
-    def _set_low(self, segment: Segment, end: int) -> None:
+    def _set_low(self, lending: Lending, segment: Segment, end: int) -> None:
         """From where on it catches up at once: the index gets an entry, or zeros are written ahead."""
-        self._low_at = end + limits.INDEX_EVERY_BYTES
+        low_at = end + limits.INDEX_EVERY_BYTES
         if not self._inline:
-            self._low_at = min(segment.allocated - EXTEND_BELOW_BYTES, self._low_at)
+            low_at = max(min(segment.allocated - EXTEND_BELOW_BYTES, low_at), 0)
+        lending.tails.set_low_lent(self._slot, low_at)
 
     def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
         """Append by way of the kernel; None if that does not take it: then it is recalled."""
@@ -250,69 +265,49 @@ class LendablePartition(SyncedPartition):
             return error
         return None
 
-    def lent_written(self, row: Row) -> bool:
-        """What was sealed for this partition is written, or in the journal if it promises a sync. Does somebody watch it?"""
-        self._visible = row[4]
-        if self._last is None:
-            self._first, self._newest = row, row[5]
-            if row[6] is not None and not self._inline and self._shared.lending is not None:
-                self._shared.lending.moved.add(cast(Lendable, self))  # its head is to be anchored
-        elif row[5] > self._newest:
-            self._newest = row[5]
-        self._last = row
-        if row[2] > self._low_at:
-            self.catch_up()
-        return bool(self._watchers)
-
     @property
     def syncs_itself(self) -> bool:
         """May the kernel's batches be made durable by a sync of the segment alone? Its name must be durable, and no sync under way."""
         return self._sync_state < _SYNCING and self.segments[-1].named
 
-    def lent_synced(self, row: Row) -> bool:
-        """What was sealed for this partition is in its segment, and that is synced. Does somebody watch it?"""
+    def count_sync(self) -> bool:
+        """What was sealed for this partition is in its segment, and that is synced. Does the mark move by it?"""
         if self._sync_state >= _SYNCING:  # one that began meanwhile: it ends before the mark moves
-            return self.lent_written(row)
+            return False
         self._shared.stats["fsyncs"] += 1
-        if self._last is None and self._shared.lending is not None:
+        if self._shared.lending is not None:
             self._shared.lending.marked.add(cast(Lendable, self))
-        watched = self.lent_written(row)
-        if self._last is row:
-            self._synced = row
-        elif self._sync_state is _DIRTY:  # it caught up already
-            self._sync_state = _CLEAN
-            self._move_mark()
-        return watched
+        return True
 
     def sync_if_due(self, monotonic: int) -> bool:
         """It catches up while it is asked; the first record after that does so at once."""
         more = super().sync_if_due(monotonic)
-        if not more:
-            self._low_at = -1
+        if not more and self._lent and self._shared.lending is not None:
+            self._shared.lending.tails.set_low_lent(self._slot, 0)
         return more
 
     def catch_up(self) -> None:
         """Move the segment, its index, the links and the sync state to where `visible` is."""
-        first, last = self._first, self._last
-        if first is None or last is None:
+        lending = self._shared.lending
+        moved = lending.tails.catch_up_lent(self._slot) if self._lent and lending is not None else None
+        if moved is None or lending is None:
             return
-        self._first = self._last = None
+        position, base, newest, end, visible, link, synced = moved
         segment = self.segments[-1]
-        _, _, end, _, visible, _, link, _ = last
-        segment.next_offset, segment.end = visible, end
+        self._visible = segment.next_offset = visible
+        segment.end = end
         if segment.index is not None:
-            segment.index.add(first[1], first[3], self._newest)
-        self._set_low(segment, end)
+            segment.index.add(position, base, newest)
+        self._set_low(lending, segment, end)
         if link is not None:
             self.links.commit_link(link, visible, not self._inline)
         self._used = self._shared.upkeep.monotonic
         state = self._sync_state
-        if last is self._synced and state < _SYNCING:
+        if synced and state < _SYNCING:
             self._sync_state = _CLEAN
             self._move_mark()
         elif state is _CLEAN or state is _SYNCING:
             self._sync_state = _DIRTY if state is _CLEAN else _SYNCING_DIRTY
-        self._synced = None
         if self._inline:
             segment.allocated = max(segment.allocated, end)
             if self.spec.durability == "interval":

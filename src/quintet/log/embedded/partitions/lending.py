@@ -40,9 +40,12 @@ LATE_US_MAX: Final = 1_000_000  # who follows the files from outside sees a reco
 LATE_AT_ONCE_MAX: Final = 256  # segments written by one round of upkeep, about 4 us each
 SHOWN_AT_ONCE_MAX: Final = 4_096  # partitions whose watchers are called in one turn
 
-Row = tuple[int, int, int, int, int, int, bytes | None, int]
+WRITTEN: Final = 0  # how what was sealed became what it promises (kernel.Tails.commit_lent)
+RECORDED: Final = 1
+SYNCED: Final = 2
+
 Place = tuple[int, list[bytearray], int]
-LentSealed = tuple[list[Row], list[Place], list[int], bytes, bytes, list[int], int]  # see kernel.Tails.seal_lent
+LentSealed = tuple[int, list[Place], list[int], bytes, bytes, list[int], int]  # see kernel.Tails.seal_lent
 Waiting = tuple[bytearray, int, int, int]
 
 
@@ -58,12 +61,10 @@ class Lendable(Committable, Protocol):
 
     def catch_up(self) -> None: ...
 
-    def lent_written(self, row: Row) -> bool: ...
-
     @property
     def syncs_itself(self) -> bool: ...
 
-    def lent_synced(self, row: Row) -> bool: ...
+    def count_sync(self) -> bool: ...
 
     def write_now(self, handle: int, buffers: list[bytearray], position: int) -> OSError | None: ...
 
@@ -71,12 +72,13 @@ class Lendable(Committable, Protocol):
 
 
 class Sealed:
-    """What one call sealed (kernel.Tails.seal_lent). `chunks`: of partitions that were recalled while it is written."""
+    """What one call sealed (kernel.Tails.seal_lent): `count` partitions, which the kernel knows (`flying_lent`). `chunks`: of those that
+    were recalled while it is written."""
 
-    __slots__ = ("appends", "began", "body", "chunks", "placed", "places", "rows", "table", "tickets", "watched")
+    __slots__ = ("appends", "began", "body", "chunks", "count", "placed", "places", "table", "tickets", "watched")
 
     def __init__(self, sealed: LentSealed) -> None:
-        self.rows, self.places, self.placed, self.table, self.body, _, self.appends = sealed
+        self.count, self.places, self.placed, self.table, self.body, _, self.appends = sealed
         self.tickets: list[int] = []
         self.chunks: dict[int, Chunk] = {}
         self.began = 0
@@ -105,7 +107,7 @@ class Lending:
     """One per engine."""
 
     __slots__ = (
-        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "late_bytes_max", "moved", "owing",
+        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "collect", "late_bytes_max", "owing",
         "tails", "unsynced",
     )  # fmt: skip
 
@@ -114,7 +116,7 @@ class Lending:
         self.late_bytes_max = LATE_BYTES_MAX
         self.unsynced: UnsyncedJournal | None = None  # the engine sets it
         self.owing: set[object] = set()  # partitions whose files refused what a journal has, which stays until then
-        self.moved: set[Lendable] = set()  # whose links may have something to catch up with
+        self.collect: Callable[[], None] = lambda: None  # has the committer take what is in records: it sets it
         self._scheduler = scheduler
         self._turn_soon = turn_soon
         self._partitions: dict[int, Lendable] = {}  # by their slots
@@ -130,7 +132,8 @@ class Lending:
         return slot
 
     def close(self, slot: int) -> None:
-        self.moved.discard(self._partitions.pop(slot))
+        self.collect()
+        del self._partitions[slot]
         self.tails.close_lent(slot)
 
     # -- who waits -----------------------------------------------------------------------------------------------------
@@ -203,7 +206,7 @@ class Lending:
         sealed.tickets, self._holding[way][:] = self._holding[way][:], []
         for slot in unfit:
             self._partitions[slot].recall()
-        if not sealed.rows:
+        if not sealed.count:
             self._scheduler.soon(partial(self._release, sealed.tickets))
             return None
         self._under_way[way] = sealed
@@ -214,9 +217,9 @@ class Lending:
         self._under_way[way].chunks[slot] = chunk
 
     def taken_back(self, sealed: Sealed, way: bool = JOURNAL) -> list[tuple[Committable, Chunk]]:
-        """It is not written, or not as it should be: its partitions decide. In the order of its rows."""
+        """It is not written, or not as it should be: its partitions decide. In the order in which they were sealed."""
         found = list[tuple[Committable, Chunk]]()
-        for slot, *_ in sealed.rows:
+        for slot in self.tails.flying_lent(way):
             partition = self._partitions[slot]
             if slot not in sealed.chunks:
                 partition.recall()
@@ -226,20 +229,25 @@ class Lending:
         self._scheduler.soon(partial(self._release, sealed.tickets))
         return found
 
-    def written(self, sealed: Sealed, way: bool, needed: dict[Committable, int] | None) -> None:
-        """It is written, and what the way promises is kept: it is visible."""
+    def written(self, sealed: Sealed, way: bool, how: int = WRITTEN) -> None:
+        """It is written, and what the way promises is kept: it is visible. Nothing is done here for a partition that nobody watches."""
         del self._under_way[way]
-        self.tails.commit_lent(way, self._scheduler.monotonic())
-        partitions, chunks = self._partitions, sealed.chunks
-        for row in sealed.rows:
-            slot = row[0]
-            partition = partitions[slot]
-            if slot in chunks:
-                partition.journaled(chunks[slot])
-            elif partition.lent_written(row):
-                sealed.watched.append(partition)
-            if needed is not None:
-                needed[partition] = row[4]
+        self.commit(sealed, way, self._scheduler.monotonic(), how)
+        for slot, chunk in sealed.chunks.items():
+            self._partitions[slot].journaled(chunk)
+
+    def commit(self, sealed: Sealed, way: bool, monotonic: int, how: int) -> None:
+        low, watched = self.tails.commit_lent(way, monotonic, how)
+        for slot in low:
+            self._partitions[slot].catch_up()
+        sealed.watched += [self._partitions[slot] for slot in watched]
+
+    def partition_of(self, slot: int) -> Committable:
+        return self._partitions[slot]
+
+    def take_recorded(self) -> list[Committable]:
+        """Partitions of which a record of the journal has something since the last call."""
+        return [self._partitions[slot] for slot in self.tails.take_recorded()]
 
     def tell(self, sealed: Sealed) -> None:
         """Tell who waits, then who watches. Raises nothing."""
@@ -272,9 +280,8 @@ class Lending:
 
     def catch_up(self) -> None:
         """Who asks wants the links of all."""
-        moved, self.moved = self.moved, set()
-        for partition in moved:
-            partition.catch_up()
+        for slot in self.tails.take_moved():
+            self._partitions[slot].catch_up()
 
     # -- inline --------------------------------------------------------------------------------------------------------
 
@@ -284,8 +291,7 @@ class Lending:
         if sealed is None:
             return
         refused: list[tuple[int, OSError]] = []  # slots
-        for number, (handle, buffers, position) in zip(sealed.placed, sealed.places, strict=True):
-            slot = sealed.rows[number][0]
+        for slot, (handle, buffers, position) in zip(sealed.placed, sealed.places, strict=True):
             error = self._partitions[slot].write_now(handle, buffers, position)
             if error is not None:
                 refused.append((slot, error))
@@ -297,9 +303,7 @@ class Lending:
             if slot not in sealed.chunks:
                 partition.recall()
             calls.append(partial(_refuse, partition, sealed.chunks.pop(slot), error))
-        gone = {slot for slot, _ in refused}
-        sealed.rows = [row for row in sealed.rows if row[0] not in gone] if gone else sealed.rows
-        self.written(sealed, INLINE, None)
+        self.written(sealed, INLINE)
         call_each(self._scheduler, calls)
         self.tell(sealed)
 
@@ -307,8 +311,8 @@ class Lending:
         """The journal did not take its record: each segment gets its own, behind what is late of it. Those that refuse."""
         refused: list[tuple[int, OSError]] = []
         with_place = set(sealed.placed)
-        for number, (slot, *_) in enumerate(sealed.rows):
-            if number not in with_place:
+        for slot in self.tails.flying_lent(INLINE):
+            if slot not in with_place:
                 partition = self._partitions[slot]
                 partition.recall()
                 chunk = sealed.chunks[slot]

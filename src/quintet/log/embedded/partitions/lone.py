@@ -15,7 +15,16 @@ from typing import Final, Protocol
 from quintet import kernel
 from quintet.log.base import Held
 from quintet.log.embedded.files.disk import Disk, DurableWrite
-from quintet.log.embedded.partitions.lending import INLINE, INLINE_BYTES_MAX, JOURNAL, Lendable, Lending, Sealed
+from quintet.log.embedded.partitions.lending import (
+    INLINE,
+    INLINE_BYTES_MAX,
+    JOURNAL,
+    SYNCED,
+    WRITTEN,
+    Lendable,
+    Lending,
+    Sealed,
+)  # fmt: skip
 from quintet.log.embedded.partitions.roles import Chunk, Committable
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -92,18 +101,22 @@ class LoneLending(Lending):
         if not found[0]:
             self._recall_unfit(found[5])
             return self._wait(ticket, INLINE)
-        row, (handle, buffers, position) = found[0][0], found[1][0]
+        handle, buffers, position = found[1][0]
         try:
             self._disk.pwritev(handle, buffers, position)
         except OSError as error:
             [(partition, chunk)] = self.taken_back(self._begin(Sealed(found), INLINE, ticket), INLINE)
             self._scheduler.soon(partial(_refuse, partition, chunk, error))
             return False
-        self.tails.commit_lent(INLINE, 0)  # nothing of it is late: no time is looked at
-        lent = self._partitions[row[0]]
-        if lent.lent_written(row):
-            self._scheduler.soon(lent.notify)
+        self._commit_lone(INLINE, WRITTEN)
         return True
+
+    def _commit_lone(self, way: bool, how: int) -> None:
+        low, watched = self.tails.commit_lent(way, 0, how)  # nothing of it is late: no time is looked at
+        for slot in low:
+            self._partitions[slot].catch_up()
+        for slot in watched:
+            self._scheduler.soon(self._partitions[slot].notify)
 
     def _put_synced(self, ticket: int) -> bool:
         found = self._seal_alone() if self._committer.is_idle and not self._holding[JOURNAL] else None
@@ -119,11 +132,7 @@ class LoneLending(Lending):
         if took is None:
             self._start(self._begin(sealed, JOURNAL, ticket), work)
             return False
-        self.tails.commit_lent(JOURNAL, 0)  # nothing of it is late, either
-        row = sealed.rows[0]
-        lent = self._partitions[row[0]]
-        if lent.lent_synced(row):
-            self._scheduler.soon(lent.notify)
+        self._commit_lone(JOURNAL, SYNCED if self._partitions[sealed.placed[0]].count_sync() else WRITTEN)
         self._committer.observe(took, sealed.appends)
         return True
 
@@ -149,7 +158,7 @@ class LoneLending(Lending):
             return None
         sealed = Sealed(found)
         handle, buffers, position = sealed.places[0]
-        size = sealed.rows[0][2] - position
+        size = sum(map(len, buffers))
         return sealed, DurableWrite(self._disk, handle, buffers, position, size, sealed.appends)
 
     def _start(self, sealed: Sealed, work: DurableWrite) -> None:
@@ -165,13 +174,12 @@ class LoneLending(Lending):
             self._refuse_alone(found, error)
             return
         del self._under_way[JOURNAL]
-        self.tails.commit_lent(JOURNAL, 0)
-        [row] = sealed.rows
-        lent = self._partitions[row[0]]
+        lent = self._partitions[sealed.placed[0]]
         if sealed.chunks:  # it was recalled meanwhile
-            lent.journaled(sealed.chunks[row[0]])
-        elif lent.lent_synced(row):
-            sealed.watched.append(lent)
+            self.tails.commit_lent(JOURNAL, 0)
+            lent.journaled(sealed.chunks[sealed.placed[0]])
+        else:
+            self.commit(sealed, JOURNAL, 0, SYNCED if lent.count_sync() else WRITTEN)
         self._committer.observe((self._scheduler.monotonic() - sealed.began) / 1e6, sealed.appends)
         self._committer.end_lone()  # before the waiters are told: the disk works while the acknowledgements go out
         self.tell(sealed)

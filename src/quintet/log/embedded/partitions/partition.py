@@ -83,8 +83,6 @@ class FilePartition(LendablePartition):
         self._slot = -1  # in the kernel; none until a door asks for it
         self._lent = False
         self._late = None
-        self._first = self._last = self._synced = None
-        self._low_at = self._newest = 0
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -440,8 +438,9 @@ class FilePartition(LendablePartition):
         elif error is not None:
             self._fail(PartitionFailed(f"{self.directory}: extending failed: {error!r}"), [])
         elif self._lent and self._shared.lending is not None:
-            self._shared.lending.tails.extend_lent(self._slot, self._limit(self.segments[-1]))
-            self._set_low(self.segments[-1], self.segments[-1].end)
+            lending = self._shared.lending
+            lending.tails.extend_lent(self._slot, self._limit(self.segments[-1]))
+            self._set_low(lending, self.segments[-1], self.segments[-1].end)
         self._flush()
         self._idle()
 

@@ -39,7 +39,7 @@ class ReadablePartition:
 
     @property
     def start(self) -> int:
-        return self.segments[0].base if self.segments else self._visible
+        return self.segments[0].base if self.segments else self.visible
 
     @property
     def visible(self) -> int:
@@ -52,7 +52,7 @@ class ReadablePartition:
         return sum(segment.end for segment in self.segments)
 
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
-        if offset >= self._visible:
+        if offset >= self.visible:
             return []
         found = self.cache.read(offset, max_bytes)
         if found is None and max_bytes <= reader.SINGLE_BYTES_MAX and self.segments:
@@ -65,7 +65,7 @@ class ReadablePartition:
 
     def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
         offset = max(offset, self.start)
-        if offset >= self._visible:
+        if offset >= self.visible:
             self._shared.scheduler.soon(partial(done, [], None))
             return
         if not self.flush_late():
@@ -123,7 +123,7 @@ class ReadablePartition:
     def files(self, first: int, last: int) -> list[SegmentFile]:
         self._check_flushed()
         found = []
-        last = min(last, self._visible)
+        last = min(last, self.visible)
         for segment in self.segments[max(bisect_right(self.segments, first, key=_base_of) - 1, 0) :]:
             if segment.base >= last or first >= last:
                 break
@@ -155,7 +155,7 @@ class ReadablePartition:
             found = index.offset_at(timestamp)
             if found is not None:
                 return found
-        return self._visible
+        return self.visible
 
     def watch(self, call: Callable[[], None]) -> None:
         if isinstance(self._watchers, list):
