@@ -38,9 +38,10 @@ spark.stop()
 """
 
 LONG = "QUINTET_TEST_LONG"  # set: the cluster that spark-submit makes of itself, with the Java from pip, too
-# A worker of Spark's own, which loads nothing of ours, may flush its last answer after the session has closed its socket.
+# A worker of Spark's own, which loads nothing of ours, may flush its last answer after the session has closed its socket. It ends with the
+# machine, at any line of what it says of that.
 TOO_LATE = re.compile(
-    r"Traceback \(most recent call last\):\n  File .*pyspark/daemon\.py.*\n(?:  .*\n)+BrokenPipeError: .*\n"
+    r"Traceback \(most recent call last\):\n(?:\Z|  File .*pyspark/daemon\.py.*(?:\Z|\n(?:  .*\n)*(?:  .*\Z|\Z|BrokenPipeError: .*\n?)))"
 )
 
 
