@@ -36,7 +36,7 @@ SHARES_KAFKA: Final = re.compile(r"def \w+\(servers: str\b")
 # What has long files and waits most of its time, for programs and for time-outs of the broker, takes turns with what keeps a core busy; the many
 # short files behind both fill the gaps in the end.
 WAITING: Final = (
-    "tests/crash", "tests/install", "tests/spark", "tests/abuse", "tests/interop", "tests/client", "tests/turns", "tests/flight", "tests/cli",
+    "tests/spark/test_cluster.py", "tests/crash/test_spark.py", "tests/crash", "tests/install", "tests/spark", "tests/abuse", "tests/interop", "tests/client", "tests/turns", "tests/flight", "tests/cli",
 )  # fmt: skip
 COMPUTING: Final = ("tests/test_", "tests/log", "tests/kernel", "tests/protocols", "tests/net", "tests/broker")
 
@@ -128,7 +128,7 @@ def turns_of(files: Iterable[str]) -> dict[str, float]:
     """When each file is begun: groups first, then those that wait and those that compute, evenly mixed, then the others."""
     kinds: list[list[str]] = [[], [], [], []]
     for file in files:
-        if group_of(file) != file or file in ("tests/crash/test_spark.py", "tests/spark/test_cluster.py"):
+        if group_of(file) != file:
             kinds[0].append(file)
         else:
             kinds[1 if file.startswith(WAITING) else 2 if file.startswith(COMPUTING) else 3].append(file)

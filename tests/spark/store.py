@@ -23,7 +23,7 @@ import pytest
 VERSION = "5.2.5"
 CACHE = Path(sys.prefix) / "cache" / f"moto-{VERSION}"
 INSTALL_S = 120
-START_S = 120
+START_S = 240
 RUNNING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 BUCKET = "lake"
 KEY, SECRET = "AKIDQUINTET", "s3cr3t-of-the-test"
