@@ -324,11 +324,7 @@ def _kafka_nodes(
         for number, (port, control) in enumerate(ports, 1):
             folder = folders[number - 1]
             config = _kafka_config(folder, number, port, control, voters, count, more)
-            if not (folder / "data" / "meta.properties").exists():
-                make = [*run, "kafka.tools.StorageTool", "format", "-t", KAFKA_CLUSTER, "-c", str(config)]
-                made = subprocess.run(make, capture_output=True, text=True, timeout=KAFKA_START_S, check=False)
-                if made.returncode:
-                    raise BenchError(f"Kafka's directory was not made: {made.stderr[-600:]}")
+            _format(folder / "data", number)
             command = [*run, "kafka.Kafka", str(config)]
             with (folder / "server.log").open("wb") as out:
                 # Of its own session: Ctrl-C is for whoever started it, who ends it last.
@@ -345,6 +341,14 @@ def _kafka_nodes(
         _terminate(processes)
         for process in processes:
             stop(process)
+
+
+def _format(data: Path, number: int) -> None:
+    """Makes the directory of a node as Kafka's StorageTool does, without its 1.4 s of Java. The node adds an id of its own, and begins with
+    the newest metadata version that is released, which is the tool's choice, too."""
+    if not (data / "meta.properties").exists():
+        data.mkdir(exist_ok=True)
+        (data / "meta.properties").write_text(f"version=1\ncluster.id={KAFKA_CLUSTER}\nnode.id={number}\n")
 
 
 def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:

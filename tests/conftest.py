@@ -1,10 +1,11 @@
 """What every test gets: an environment without the developer's own QUINTET_ variables, and a process to run in.
 
 `make test` runs some processes of tests (pytest-xdist, --dist loadscope). A file stays together, for the broker that its
-tests share; the files that need a Spark session are two groups of about the same length, for two sessions. What takes longest is
-begun first, so that no process works alone in the end. Plain `pytest` runs all in one process. The groups are made here, by a
-scheduler of our own: xdist's marks for groups have no effect with pytest 9.2 (it sets an attribute of tests that nobody reads
-any more). So a run in which a file was torn between two processes fails.
+tests share; the files that need a Spark session are two groups of about the same length, for two sessions, and those that share a
+Kafka are one. What takes longest is begun first, so that no process works alone in the end, and files that wait take turns with
+files that compute, so that few processes wait at the same time. Plain `pytest` runs all in one process. The groups are made
+here, by a scheduler of our own: xdist's marks for groups have no effect with pytest 9.2 (it sets an attribute of tests that nobody
+reads any more). So a run in which a file was torn between two processes fails.
 """
 
 import atexit
@@ -14,7 +15,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -30,11 +31,13 @@ SHARES_SESSION: Final = re.compile(r"def \w+\([^)]*\bspark\b *[:,)]")
 _ran_by: dict[str, set[str]] = {}  # file -> processes
 # Files of tests/spark from this name on are in the second group. The first has as much to do.
 SECOND_SESSION_FROM: Final = "tests/spark/test_lake"
-# What has long files, and waits for processes; the many short files behind it fill the gaps in the end.
-LONGEST_FIRST: Final = (
-    "tests/crash", "tests/install", "tests/spark", "tests/abuse", "tests/client", "tests/log", "tests/protocols", "tests/interop",
-    "tests/net", "tests/turns", "tests/flight", "tests/cli", "tests/test_",
+SHARES_KAFKA: Final = re.compile(r"def \w+\(servers: str\b")
+# What has long files and waits most of its time, for programs and for time-outs of the broker, takes turns with what keeps a core busy; the many
+# short files behind both fill the gaps in the end.
+WAITING: Final = (
+    "tests/spark/test_cluster.py", "tests/crash/test_spark.py", "tests/crash", "tests/install", "tests/spark", "tests/abuse", "tests/interop", "tests/client", "tests/turns", "tests/flight", "tests/cli",
 )  # fmt: skip
+COMPUTING: Final = ("tests/test_", "tests/log", "tests/kernel", "tests/protocols", "tests/net", "tests/broker")
 
 # `make test` sees the same few examples each time; `make campaign` many new ones. A property whose decorator names a number keeps it.
 # No deadline: without this every example has 200 ms of wall time, which a busy machine takes for nothing.
@@ -68,7 +71,8 @@ def _logs_as_they_were() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_turn)  # keeps the order of those with the same turn
+    turns = turns_of(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
+    items.sort(key=lambda item: turns[item.nodeid.partition("::")[0]])  # keeps the order of those with the same turn
 
 
 def pytest_collection_finish() -> None:
@@ -95,10 +99,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def group_of(file: str) -> str:
-    """What is run in one process: a file, or all files that share a session of Spark."""
+    """What is run in one process: a file, or all files that share a session of Spark, or a Kafka."""
+    if file.startswith("tests/crash/") and SHARES_KAFKA.search((ROOT / file).read_text()):
+        return "kafka"
     if not file.startswith("tests/spark/") or not SHARES_SESSION.search((ROOT / file).read_text()):
         return file
     return "spark 2" if file >= SECOND_SESSION_FROM else "spark 1"
+
+
+def turns_of(files: Iterable[str]) -> dict[str, float]:
+    """When each file is begun: groups first, then those that wait and those that compute, evenly mixed, then the others."""
+    kinds: list[list[str]] = [[], [], [], []]
+    for file in files:
+        if group_of(file) != file:
+            kinds[0].append(file)
+        else:
+            kinds[1 if file.startswith(WAITING) else 2 if file.startswith(COMPUTING) else 3].append(file)
+    kinds[1].sort(key=lambda file: [file.startswith(folder) for folder in WAITING], reverse=True)
+    kinds[2].sort(key=lambda file: [file.startswith(folder) for folder in COMPUTING], reverse=True)
+    turns = {file: -1.0 for file in kinds[0]} | {file: 1.0 for file in kinds[3]}
+    for kind in kinds[1:3]:
+        turns |= {file: place / len(kind) for place, file in enumerate(kind)}
+    return turns
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -113,11 +135,3 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if torn and session.config.getvalue("dist") == "loadscope":
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         sys.stderr.write(f"\nfiles that were run by several processes, although their tests share a broker: {torn}\n")
-
-
-def _turn(item: pytest.Item) -> int:
-    file = item.nodeid.partition("::")[0]
-    if group_of(file) != file or file in ("tests/crash/test_spark.py", "tests/spark/test_cluster.py"):
-        return -1
-    folders = (turn for turn, folder in enumerate(LONGEST_FIRST) if item.nodeid.startswith(folder))
-    return next(folders, len(LONGEST_FIRST))

@@ -159,15 +159,21 @@ def test_a_handler_that_does_not_end_is_cancelled_and_comes_again(server: Server
 
 
 def test_an_ended_subscription_ends_consume_with_its_error(server: Server) -> None:
-    async def handle(msg: quintet.Message) -> None: ...
+    begun = asyncio.Event()
+
+    async def handle(msg: quintet.Message) -> None:
+        begun.set()
 
     async def scenario() -> None:
         async with quintet.connect(server.felix) as bus:
             first = asyncio.create_task(bus.consume("a/b/taken", handle, durable="d"))
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(60):
+                while not begun.is_set():  # whoever subscribes later takes it from the first
+                    await bus.publish("a/b/taken", b"are you there?")
+                    await asyncio.sleep(0.01)
             async with bus.subscribe("a/b/taken", durable="d"):
                 with pytest.raises(quintet.errors.SubscriptionEnded):
-                    await asyncio.wait_for(first, 30)
+                    await asyncio.wait_for(first, 60)
 
     asyncio.run(scenario())
 

@@ -2,32 +2,23 @@
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench import peers
 from quintet.cli.operate import scrape
 from quintet.client.blocking import sync
 from quintet.log.replicated import kafka
 from quintet.log.replicated.kafka import KafkaWal, WalAway, WalIdentity, WalOptions, WalRefused
 from quintet.log.replicated.trimming import WalTrimmed
 from quintet.model.errors import QuintetError, StorageError
-from tests.crash.cells import SMALL_JAVA, STAGED_ROWS, Cell
+from tests.crash.cells import STAGED_ROWS, Cell
 from tests.wire.blipmq import Client, Closed
 
 pytestmark = pytest.mark.crash
 ANSWER_S = 60.0
 AWAY = "127.0.0.1:1"
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if not peers.has_kafka():
-        pytest.skip("NOT PROVEN HERE: Kafka is not installed (python bench/peers.py --install kafka)")
-    with peers.kafka(tmp_path_factory.mktemp("kafka"), SMALL_JAVA) as started:
-        yield f"{started.address[0]}:{started.address[1]}"
 
 
 class Loop:

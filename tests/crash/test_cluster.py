@@ -6,32 +6,23 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from bench import peers
 from quintet.cli.operate import cluster_view, scrape
 from quintet.cli.operate.cluster_files import NodePlace, authority, issue, write_node
 from quintet.client.core.errors import ConnectionLost
 from quintet.config import Settings
 from quintet.log.replicated.kafka import KafkaWal, WalOptions
 from tests.crash.brokers import ROOT
-from tests.crash.cells import HOSTS, LEAD_S, NODES, PROMISES, SMALL_JAVA, Cell, NodeProcess, shared_port
+from tests.crash.cells import HOSTS, LEAD_S, NODES, PROMISES, Cell, NodeProcess, shared_port
 from tests.crash.load import Load
 
 pytestmark = pytest.mark.crash
 ANY = {"advertised_host": "", "servers": [], "topic": "", "node": "", "listen": "", "peers": []}
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if not peers.has_kafka():
-        pytest.skip("NOT PROVEN HERE: Kafka is not installed (python bench/peers.py --install kafka)")
-    with peers.kafka(tmp_path_factory.mktemp("kafka"), SMALL_JAVA) as started:
-        yield f"{started.address[0]}:{started.address[1]}"
 
 
 class ClusterProcess(NodeProcess):

@@ -14,7 +14,6 @@ import pytest
 from pyarrow.flight import FlightError  # type: ignore[import-untyped]  # pyarrow ships no types
 
 import quintet
-from bench import peers
 from quintet.cli.operate import scrape
 from quintet.cli.terminal.common import manage
 from quintet.client.core.errors import ConnectionLost, QuintetError, TopicNotFound, UserExists
@@ -23,7 +22,6 @@ from quintet.config import DEV_PEERBUS_TOKEN
 from tests.console.conftest import Browser
 from tests.crash import reader
 from tests.crash.brokers import ROOT
-from tests.crash.cells import SMALL_JAVA
 from tests.crash.kafka_cells import CELLS, CellNode, Nodes
 from tests.flight.client import Client, refused, rows
 
@@ -34,16 +32,12 @@ Acked = set[tuple[str, bytes]]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    if not peers.has_kafka():
-        pytest.skip("NOT PROVEN HERE: Kafka is not installed (python bench/peers.py --install kafka)")
-    folder = tmp_path_factory.mktemp("cells")
-    with peers.kafka(tmp_path_factory.mktemp("kafka"), SMALL_JAVA) as started:
-        found = Nodes(folder, f"{started.address[0]}:{started.address[1]}", "wal")
-        try:
-            yield found
-        finally:
-            found.end()
+def nodes(servers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    found = Nodes(tmp_path_factory.mktemp("cells"), servers, "wal")
+    try:
+        yield found
+    finally:
+        found.end()
 
 
 def url(node: CellNode, door: str) -> str:

@@ -41,10 +41,13 @@ def fetched(url: str) -> str:
 
 
 async def enters(address: str, ca: bytes, identity: tuple[bytes, bytes] = (b"", b"")) -> bool:
-    """Whether a client that trusts this authority is let in, and stays."""
+    """Whether a client that trusts this authority is let in: the door reads what it sends, and ends the connection for that."""
     async with connected(address, ca, identity) as peer:
-        await asyncio.sleep(0.2)  # a client certificate is judged after the client's side of the handshake
-        return peer.connected and peer.closed is None
+        if peer.closed is None:  # a client certificate is judged after the client's side of the handshake
+            peer.send(peer.open(), b"no frame of Felix", end=True)
+            await until(lambda: peer.closed is not None)
+        assert peer.closed is not None
+        return peer.connected and "the magic is not FLX1" in peer.closed[1]
 
 
 async def test_it_makes_itself_a_certificate_and_keeps_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.spark.machines import CACHE, MEMORY, QUICK
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-GONE_S = 60  # until the machine has written its archive, the first time, and is gone
+GONE_S = 300  # until the machine has written its archive, the first time, and is gone
 SETTINGS = {"QUINTET_TOPICS__RETENTION_SECONDS": "0"}  # tests put records with old times, and look at them later
 
 

@@ -4,13 +4,14 @@ It is installed once, by name, into the cache of the virtual environment (some s
 It does conditional writes (If-None-Match), multipart uploads, copies, lists in pages, and refuses credentials when told to.
 """
 
+import fcntl
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ import pytest
 VERSION = "5.2.5"
 CACHE = Path(sys.prefix) / "cache" / f"moto-{VERSION}"
 INSTALL_S = 120
-START_S = 60
+START_S = 240
+RUNNING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 BUCKET = "lake"
 KEY, SECRET = "AKIDQUINTET", "s3cr3t-of-the-test"
 
@@ -58,41 +60,42 @@ class Store:
 def install() -> Path:
     """The command of the server; skips the test where it cannot be had."""
     command = CACHE / "bin" / "moto_server"
-    if command.exists():
-        return command
-    uv = Path(sys.prefix) / "bin" / "uv"
-    for words in (
-        ["venv", "-q", "--clear", str(CACHE)],
-        ["pip", "install", "-q", "--python", str(CACHE), f"moto[server]=={VERSION}"],
-    ):
-        done = subprocess.run([uv, *words], capture_output=True, text=True, timeout=INSTALL_S, check=False)
-        if done.returncode:
-            pytest.skip(f"NO S3 SERVER, OBJECT STORES ARE NOT TESTED: moto cannot be installed: {done.stderr[-300:]}")
+    CACHE.parent.mkdir(exist_ok=True)
+    with CACHE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of tests may be about to install it, too
+        if command.exists():
+            return command
+        uv = Path(sys.prefix) / "bin" / "uv"
+        for words in (
+            ["venv", "-q", "--clear", str(CACHE)],
+            ["pip", "install", "-q", "--python", str(CACHE), f"moto[server]=={VERSION}"],
+        ):
+            done = subprocess.run([uv, *words], capture_output=True, text=True, timeout=INSTALL_S, check=False)
+            if done.returncode:
+                pytest.skip(
+                    f"NO S3 SERVER, OBJECT STORES ARE NOT TESTED: moto cannot be installed: {done.stderr[-300:]}"
+                )
     return command
 
 
 @contextmanager
 def serving() -> Iterator[Store]:
     command = install()
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    server = subprocess.Popen(
-        [command, "-H", "127.0.0.1", "-p", str(port)], env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        store = Store(f"http://127.0.0.1:{port}")
-        until = time.monotonic() + START_S
-        while True:
-            try:
-                request = urllib.request.Request(f"{store.endpoint}/{BUCKET}", method="PUT")
-                urllib.request.urlopen(request).read()
-                break
-            except (urllib.error.URLError, ConnectionError):
+    with tempfile.TemporaryDirectory(prefix="quintet-s3-") as folder:
+        log = Path(folder) / "server.log"
+        with log.open("wb") as out:
+            server = subprocess.Popen(
+                [command, "-H", "127.0.0.1", "-p", "0"], env=clean, stdout=subprocess.DEVNULL, stderr=out
+            )
+        try:
+            until = time.monotonic() + START_S
+            while (place := RUNNING.search(log.read_text())) is None:
                 assert server.poll() is None and time.monotonic() < until, "the S3 server did not start"
                 time.sleep(0.05)
-        yield store
-    finally:
-        server.send_signal(signal.SIGKILL)
-        server.wait()
+            store = Store(place[1])
+            urllib.request.urlopen(urllib.request.Request(f"{store.endpoint}/{BUCKET}", method="PUT")).read()
+            yield store
+        finally:
+            server.send_signal(signal.SIGKILL)
+            server.wait()

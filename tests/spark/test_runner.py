@@ -23,7 +23,7 @@ from quintet.spark.pipelines.running.progress import Figures, ProgressPoller, la
 from quintet.spark.source.options import OptionError
 from tests.spark import ticks
 from tests.spark.conftest import FlightServer
-from tests.spark.machines import CACHE, QUICK
+from tests.spark.machines import CACHE, QUICK, START_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -616,6 +616,7 @@ sys.exit(runner.run(
 """
 
 
+@pytest.mark.timeout(2 * START_S)  # two machines
 def test_a_machine_that_dies_is_replaced_and_sigterm_ends_it(broker: FlightServer, tmp_path: Path) -> None:
     """The whole of it: a process, a broker that hears of it, the virtual machine killed under it."""
     from quintet.spark.source.connection import FlightConnection

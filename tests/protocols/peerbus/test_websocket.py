@@ -360,8 +360,12 @@ class TestBeats:
             assert isinstance(session, WebSocketSession)
             heart.add(session, MessageConnection(number))
         heart.start()
-        loop.run_until_complete(asyncio.sleep(0.2))
-        assert set(visited) == set(range(5))
+
+        async def all_visited() -> None:
+            while set(visited) != set(range(5)):
+                await asyncio.sleep(0.01)
+
+        loop.run_until_complete(asyncio.wait_for(all_visited(), 60))
         for session in sessions:
             assert isinstance(session, WebSocketSession)
             heart.remove(session)
