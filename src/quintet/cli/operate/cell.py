@@ -117,7 +117,10 @@ def move(number: int, node: str | None, free: bool, config_file: Path | None) ->
 def drain(node: str, config_file: Path | None) -> None:
     """Let a node lead nothing: its cells move to the others. It follows on. `quintet cell fill` ends it."""
     for number, said in enumerate(_nodes(config_file).drain(node)):
-        echo(f"cell {number} is not to be led by {node}; {said.node} leads it now")
+        echo(
+            f"cell {number} is not to be led by {node}; {said.node} leads it {'until it moves' if said.node == node else 'now'}"
+        )
+    echo("`quintet cell list` shows when they have moved", err=True)
 
 
 @cell.command()
