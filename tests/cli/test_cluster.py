@@ -53,6 +53,32 @@ def test_a_node_is_added_by_the_same_authority(tmp_path: Path) -> None:
     assert added["cluster"]["peers"] == ["10.0.0.1:7790", "10.0.0.2:7790"]
 
 
+def test_an_added_node_has_the_cell_of_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    init(folder, "--node", "n1=10.0.0.1", "--servers", SERVERS, "--cells", "4")
+    path = folder / "n1" / "quintet.toml"
+    more = (
+        'lease_seconds = 7.5\nplaces = ["orders.=1"]\nsecurity_protocol = "ssl"\ntls_ca = "/etc/quintet/kafka-ca.pem"\n'
+    )
+    path.write_text(path.read_text().replace("[cell]\n", f"[cell]\n{more}"))
+    init(folder, "--node", "n2=10.0.0.2", "--place", str(folder / "n2"))
+    first, added = (tomllib.loads((folder / name / "quintet.toml").read_text()) for name in ("n1", "n2"))
+    assert added["cell"] == first["cell"] | {"node": "n2", "advertised_host": "10.0.0.2"}
+    assert added["cell"]["cells"] == 4
+    assert added["cluster"]["tls_ca"] == str(folder / "n2" / "ca.pem")
+    assert "have 4" in refused(folder, "--node", "n3=10.0.0.3", "--cells", "2")
+
+
+def test_a_certificate_is_not_renewed_for_another_host(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    init(folder, "--node", "n1=10.0.0.1", "--servers", SERVERS, "--port", "7000")
+    before = (folder / "n1" / "node.pem").read_bytes()
+    assert "has advertised_host = 10.0.0.1" in refused(folder, "--node", "n1=10.0.0.9", "--renew")
+    assert (folder / "n1" / "node.pem").read_bytes() == before
+    init(folder, "--node", "n1=10.0.0.1", "--node", "n2=10.0.0.2", "--renew")
+    assert tomllib.loads((folder / "n2" / "quintet.toml").read_text())["cluster"]["peers"][0] == "10.0.0.1:7000"
+
+
 def test_files_of_a_node_are_not_overwritten_by_accident(tmp_path: Path) -> None:
     folder = tmp_path / "certs"
     init(folder, "--node", "n1=10.0.0.1", "--servers", SERVERS)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tests.crash.felix_load import FelixStory
+from tests.crash.load import STOPPING
 from tests.wire import fast, peerbus
 
 FAST_TOPICS = ("fast-0", "fast-1")
@@ -143,7 +144,8 @@ class Clients:
         except (fast.Closed, peerbus.Closed):
             return  # the broker was killed: what was promised until then is in the story
         except AssertionError as error:
-            self._story.problems.append(f"{work.__name__}: {error}")
+            if STOPPING not in str(error):
+                self._story.problems.append(f"{work.__name__}: {error}")
 
     # -- Fast --------------------------------------------------------------------------------------------------------
 

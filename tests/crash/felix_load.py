@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests.crash.load import STOPPING
 from tests.wire import felix
 from tests.wire.felix import Session
 
@@ -136,7 +137,8 @@ class FelixClients:
         except felix.Closed:
             return  # the broker was killed: what was promised until then is in the story
         except AssertionError as error:
-            self._story.problems.append(f"{work.__name__}: {error}")
+            if STOPPING not in str(error):
+                self._story.problems.append(f"{work.__name__}: {error}")
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 
+from quintet.cells.placing import Placing
 from quintet.log.replicated.records import OtherLayout, Placement
+from quintet.net.cluster.wire import PeerRefused, PlaceAsked
 from tests.log.cell_nodes import LEASE_US, Cell, CellNode
 
 LAYOUT = "2 cells, no places, dead letters in .dlq"
@@ -85,6 +87,25 @@ def test_where_a_cell_belongs_is_known_to_all_and_kept(cell: Cell) -> None:
     cell.wal.begin = node.log.synced  # what said it is trimmed: the mark has it
     node.start()
     assert node.log.placement == placement
+
+
+def test_what_two_operators_ask_at_once_counts_both(cell: Cell) -> None:
+    log = cell.leader().log
+    log.place(Placement(LAYOUT), lambda: None)
+    cell.run(LEASE_US)
+    placing, counted = Placing(log), list[str]()
+    placing.ask(PlaceAsked(drain="n0"), lambda: counted.append("n0"))
+    placing.ask(PlaceAsked(drain="n1"), lambda: counted.append("n1"))  # the first one is not confirmed yet
+    with pytest.raises(PeerRefused, match="n0 is drained"):
+        placing.ask(PlaceAsked(move="n0"), lambda: None)
+    assert log.placement == Placement(LAYOUT)
+    cell.run(LEASE_US)
+    assert counted == ["n0", "n1"]
+    assert [node.log.placement for node in cell.nodes] == [Placement(LAYOUT, "", ("n0", "n1"))] * 3
+    placing.ask(PlaceAsked(fill="n0"), lambda: None)
+    placing.ask(PlaceAsked(move="n0"), lambda: None)
+    cell.run(LEASE_US)
+    assert log.placement == Placement(LAYOUT, "n0", ("n1",))
 
 
 def test_a_node_of_another_layout_takes_no_part(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ PRODUCE, CONSUME, CREATE, METADATA, SUBSCRIBE, COMMIT, FETCH = range(1, 8)
 FETCH_DLQ, REPLAY_DLQ, DEAD_LETTER, DELAYED = 0x20, 0x21, 0x23, 0x30
 BEGIN, TXN_COMMIT, ROLLBACK, TXN_PRODUCE, OFFSET = 0x40, 0x41, 0x42, 0x43, 0x60
 AUTH, AUTH_RESPONSE, WHOAMI, ERROR = 0x70, 0x71, 0x72, 0xFF
+STOPPING = "[E1700]"  # what was asked was not done, and the connection ends
 
 
 class Refused(Exception):
@@ -194,13 +195,13 @@ class Client(Connection):
     # -- operations ------------------------------------------------------------------------------------------------
 
     def request(self, code: int, payload: bytes) -> bytes:
-        """The answer's payload; Refused for an ERROR."""
+        """The answer's payload; Refused for an ERROR, Closed if it says that the broker is stopping or the cell moves."""
         return self._granted(frame(code, payload))
 
     def _granted(self, data: bytes) -> bytes:
         reply = self.ask(data)
         if reply.code == ERROR:
-            raise Refused(reply.error)
+            raise (Closed if STOPPING in reply.error else Refused)(reply.error)
         return reply.payload
 
     def create(self, topic: str, partitions: int) -> None:

@@ -29,6 +29,7 @@ from quintet.admin.listener import serve_http
 from quintet.broker.follower import FollowerBroker, JudgedBroker
 from quintet.cell_server import CellServer, CurrentView
 from quintet.cells.figures import Answering, CellsView, figures_path
+from quintet.cells.placing import Placing
 from quintet.cells.process import CellProcess
 from quintet.cells.sharing import wanted
 from quintet.cells.supervisor import Load, serve_cells
@@ -115,6 +116,7 @@ class NodeCell(CellServer, CellProcess):
     _legs_tls: ssl.SSLContext | None = None
     _dials_tls: ssl.SSLContext | None = None
     _tls_read_at = 0.0
+    _placing: Placing
     _successor = ""
     _elsewhere: tuple[str, float] = ("", 0.0)  # which node should lead in place of this one, and since when
 
@@ -145,6 +147,7 @@ class NodeCell(CellServer, CellProcess):
         self.place.close_doors()
         asyncio.get_running_loop().add_reader(self._alive, self._left_alone)
         assert self.cluster is not None, "the configuration asks for cluster.listen"
+        self._placing = Placing(self.cell)
         self.cluster.placing, self.cluster.of_place = self._place_as_asked, self._said_of_place
         carried = [Crossings(self.place.legs, self._way, server.report), *self._tunnels()]
         for each in carried:
@@ -362,23 +365,18 @@ class NodeCell(CellServer, CellProcess):
 
     def _place_as_asked(self, asked: PlaceAsked, done: "Future[None]") -> None:
         try:
-            placement = self._placement_for(asked)
-            self.cell.place(placement, partial(done.set_result, None))
+            self._check_place(asked)
+            self._placing.ask(asked, partial(done.set_result, None))
         except PeerRefused as error:
             done.set_exception(error)
 
-    def _placement_for(self, asked: PlaceAsked) -> Placement:
-        own, found = self.settings.cell.node, self.cell.placement
-        if self._legs is None or found is None or self.draining:
+    def _check_place(self, asked: PlaceAsked) -> None:
+        own = self.settings.cell.node
+        if self._legs is None or self.cell.placement is None or self.draining:
             raise PeerRefused(f"{own} does not lead cell {self.place.cell}", reason="place", hint="ask its leader")
         for name in (asked.move, asked.drain):
             if name and name != own and self._said_by(name) is None:
                 raise PeerRefused(f"{own} knows no node {name} that is up", reason="place", hint="quintet cell list")
-        if asked.move and asked.move in found.avoided:
-            raise PeerRefused(f"{asked.move} is drained", reason="place", hint=f"quintet cell fill {asked.move}")
-        avoided = set(found.avoided) | {asked.drain or ""} - {""}
-        avoided -= {asked.fill or "", ""}
-        return found._replace(node=found.node if asked.move is None else asked.move, avoided=tuple(sorted(avoided)))
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,11 @@ def cell() -> None:
     \b
     quintet cell list --config /etc/quintet/quintet.toml
     quintet cell move 3 n2          cell 3 to node n2, where it stays
-    quintet cell move 3 --free      it falls where it falls by itself again
-    quintet cell drain n1           node n1 leads nothing, until
-    quintet cell fill n1
+    quintet cell move 3 --free      undo that: the nodes share it out by themselves again
+    quintet cell drain n1           node n1 leads no cell: before it is stopped or upgraded
+    quintet cell fill n1            undo that
+
+    All of them need --config, or QUINTET_CONFIG. One cell alone: quintet cluster status.
     """
 
 
@@ -99,7 +101,7 @@ def _shown(fact: dict[str, object]) -> tuple[object, ...]:
 @cell.command()
 @click.argument("number", metavar="CELL", type=click.IntRange(0))
 @click.argument("node", metavar="[NODE]", required=False)
-@click.option("--free", is_flag=True, help="No node: it falls where it falls by itself again.")
+@click.option("--free", is_flag=True, help="End an earlier move: the nodes share the cell out by themselves again.")
 @config_option
 def move(number: int, node: str | None, free: bool, config_file: Path | None) -> None:
     """Move a cell to a node, where it stays while that node is up. The move begins when the node has read all of its WAL."""
@@ -115,7 +117,10 @@ def move(number: int, node: str | None, free: bool, config_file: Path | None) ->
 def drain(node: str, config_file: Path | None) -> None:
     """Let a node lead nothing: its cells move to the others. It follows on. `quintet cell fill` ends it."""
     for number, said in enumerate(_nodes(config_file).drain(node)):
-        echo(f"cell {number} is not to be led by {node}; {said.node} leads it now")
+        echo(
+            f"cell {number} is not to be led by {node}; {said.node} leads it {'until it moves' if said.node == node else 'now'}"
+        )
+    echo("`quintet cell list` shows when they have moved", err=True)
 
 
 @cell.command()

@@ -15,6 +15,7 @@ from quintet.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from quintet.cli.operate.checks import Finding
+    from quintet.cli.operate.cluster_files import KnownNode
     from quintet.cli.operate.cluster_view import NodeRow
 
 PORT_DEFAULT: Final = 7790
@@ -29,8 +30,8 @@ def cluster() -> None:
 
     \b
     quintet cluster init certs --node n1=10.0.0.1 --node n2=10.0.0.2 --node n3=10.0.0.3 --servers kafka1:9092,kafka2:9092
-    quintet cluster init certs --node n4=10.0.0.4        one more node, by the same authority
-    quintet cluster init certs --node n1=10.0.0.1 --renew
+    quintet cluster init certs --node n4=10.0.0.4            one more node, by the same authority
+    quintet cluster init certs --node n1=10.0.0.1 --renew    a new certificate
     quintet cluster status --admin http://10.0.0.1:8080      any one node knows all
     quintet cluster doctor --config /etc/quintet/quintet.toml
     """
@@ -41,6 +42,7 @@ def cluster() -> None:
 @click.option("--node", "nodes", multiple=True, required=True, metavar="NAME=HOST", help="A node; repeatable.")
 @click.option("--servers", default="", metavar="HOST:PORT,...", help="Brokers of Kafka [those of the nodes in DIR].")
 @click.option("--topic", default="", help="Topic of Kafka that is the WAL [that of the nodes in DIR, or quintet-wal].")
+@click.option("--cells", type=click.IntRange(1), help="Cells, for ever [as the nodes in DIR have it, or 1].")
 @click.option(
     "--port", type=click.IntRange(1, 65_535), default=PORT_DEFAULT, help=f"Port between nodes [{PORT_DEFAULT}]."
 )
@@ -53,12 +55,20 @@ def cluster() -> None:
 )
 @click.option("--renew", is_flag=True, help="Make the files of nodes that are in DIR already anew.")
 def init(
-    folder: Path, nodes: tuple[str, ...], servers: str, topic: str, port: int, place: str, days: int, renew: bool
+    folder: Path,
+    nodes: tuple[str, ...],
+    servers: str,
+    topic: str,
+    cells: int | None,
+    port: int,
+    place: str,
+    days: int,
+    renew: bool,
 ) -> None:
     """Make an authority, and for each node a certificate and a configuration, in DIR.
 
-    If DIR has an authority already, nodes are added to it. Copy DIR/NAME to --place on the node's machine, add your users, listeners and
-    [audit], and start it. Keep DIR/ca-key.pem away from the nodes: who has it can make nodes.
+    If DIR has an authority already, nodes are added to it, with the [cell] of those that are there. Copy DIR/NAME to --place on the
+    node's machine, add your users, listeners and [audit], and start it. Keep DIR/ca-key.pem away from the nodes: who has it can make nodes.
     """
     from quintet.cli.operate import cluster_files as files
 
@@ -72,10 +82,17 @@ def init(
         )
     if len({node.name for node in named}) < len(named):
         raise ConfigError("two nodes have the same name", hint="each --node needs a name of its own")
-    common = _common(servers, topic, known)
+    for node in named:
+        host = known[node.name].cell.get("advertised_host") if node.name in known else None
+        if host and host != node.host:
+            raise ConfigError(
+                f"--node {node.name}={node.host}: {folder / node.name / files.SETTINGS} has advertised_host = {host}",
+                hint="if the node moved, change advertised_host, listen and peers in these files first",
+            )
+    common = _common(servers, topic, cells, known)
     signer, new = files.authority(folder)
-    listens = {name: str(said["listen"]) for name, said in known.items()}
-    listens |= {node.name: files.address(node.host, port) for node in named}
+    listens = {name: one.listen for name, one in known.items()}
+    listens |= {node.name: files.address(node.host, port) for node in named if node.name not in known}
     for node in named:
         settings = common | {"node": node.name, "advertised_host": node.host, "listen": listens[node.name]}
         settings["peers"] = [listens[name] for name in sorted(listens)]
@@ -88,13 +105,21 @@ def init(
     )
 
 
-def _common(servers: str, topic: str, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What all nodes have in common: as it was given, or as the nodes have it that are there."""
-    one = next(iter(known.values()), {})
-    brokers = [server.strip() for server in servers.split(",") if server.strip()] or list(one.get("servers", ()))
-    if not brokers:
+def _common(servers: str, topic: str, cells: int | None, known: "dict[str, KnownNode]") -> dict[str, Any]:
+    """[cell] of all nodes: as it was given, or as the nodes have it that are there."""
+    common: dict[str, Any] = dict(next(iter(known.values())).cell) if known else {"topic": "quintet-wal"}
+    given = {"servers": [server.strip() for server in servers.split(",") if server.strip()], "topic": topic}
+    common |= {name: value for name, value in given.items() if value}
+    if not common.get("servers"):
         raise ConfigError("no brokers of Kafka are given", hint="--servers kafka1:9092,kafka2:9092,kafka3:9092")
-    return {"servers": brokers, "topic": topic or one.get("topic", "quintet-wal")}
+    if cells is not None:
+        if known and cells != common.get("cells", 1):
+            raise ConfigError(
+                f"--cells {cells}, and the nodes that are there have {common.get('cells', 1)}",
+                hint="the number of cells is the same on all nodes, and for ever",
+            )
+        common["cells"] = cells
+    return common
 
 
 @cluster.command()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 URI: Final = "quintet:node:"
 CA, CA_KEY, CERTIFICATE, KEY, SETTINGS = "ca.pem", "ca-key.pem", "node.pem", "node-key.pem", "quintet.toml"
 CA_DAYS: Final = 3650
+FIRST: Final = ("node", "advertised_host", "servers", "topic", "cells")  # rows of [cell], before any others
 BEFORE: Final = timedelta(days=1)  # clocks of nodes may be late
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
@@ -34,6 +35,13 @@ class NodePlace(NamedTuple):
 
     name: str
     host: str
+
+
+class KnownNode(NamedTuple):
+    """A node whose files are in the folder already."""
+
+    cell: dict[str, Any]  # its [cell]
+    listen: str
 
 
 class Authority(NamedTuple):
@@ -111,25 +119,25 @@ def write_node(folder: Path, place: str, settings: dict[str, Any], pair: tuple[b
 
 
 def settings_text(place: str, settings: dict[str, Any]) -> str:
-    """The configuration of one node: the same on all but for node, advertised_host and listen."""
+    """The configuration of one node: the same on all but for node, advertised_host and listen. All but listen and peers is of [cell]."""
+    cell = {name: value for name, value in settings.items() if name not in ("listen", "peers") and value is not None}
     rows = ['engine = "kafka"', "", "[cell]"]
-    named = ("node", "advertised_host", "servers", "topic", "cells")
-    rows += [f"{name} = {json.dumps(settings[name])}" for name in named if settings.get(name) is not None]
+    rows += [f"{name} = {json.dumps(cell[name])}" for name in (*FIRST, *sorted(cell.keys() - {*FIRST})) if name in cell]
     rows += ["", "[cluster]", f"listen = {json.dumps(settings['listen'])}", f"peers = {json.dumps(settings['peers'])}"]
     files = {"tls_cert": CERTIFICATE, "tls_key": KEY, "tls_ca": CA}
     rows += [f"{name} = {json.dumps(f'{place}/{file}')}" for name, file in files.items()]
     return "\n".join(rows) + "\n"
 
 
-def known_nodes(folder: Path) -> dict[str, dict[str, Any]]:
-    """[cell] and [cluster] of the nodes that were made in this folder before, by name."""
-    found: dict[str, dict[str, Any]] = {}
+def known_nodes(folder: Path) -> dict[str, KnownNode]:
+    """The nodes that were made in this folder before, by name."""
+    found: dict[str, KnownNode] = {}
     for path in sorted(folder.glob(f"*/{SETTINGS}")):
         try:
             tables = tomllib.loads(path.read_text())
-            found[path.parent.name] = tables["cell"] | tables["cluster"]
-        except (tomllib.TOMLDecodeError, KeyError, TypeError, OSError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}", hint="mend or remove it") from error
+            found[path.parent.name] = KnownNode(dict(tables["cell"]), str(tables["cluster"]["listen"]))
+        except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read: {error!r}", hint="mend or remove it") from error
     return found
 
 
