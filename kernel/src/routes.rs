@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const SHORT_BYTES: usize = 30;
 const GROUP_BITS: u32 = 24; // of the groups of a window: a frame of 32 MiB has at most two million
 const INDEX_MIN: usize = 16;
+const ROUTES_MAX: usize = 20_000; // of one connection, 2 MiB: whoever names more has them learnt anew
 const FEW: usize = 512; // 40 KiB of routes and index: they are in the cache already
 
 /// Most names are in the route itself.
@@ -187,6 +188,10 @@ impl Routes {
         let route = Route { handle, topic, seen: AtomicU64::new(0), keeps, name: Name::new(name) };
         match self.number(name, hash) {
             Some(number) => self.routes[number] = route,
+            None if number >= ROUTES_MAX => {
+                self.clear();
+                self.add(name, handle, route.topic, keeps);
+            }
             None => {
                 self.routes.push(route);
                 if 2 * self.routes.len() > self.index.len() {

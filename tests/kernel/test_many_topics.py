@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from quintet.kernel import pure
+from quintet.kernel.pure_tails import ROUTES_MAX
 from tests.kernel.frames import native_twin, publish
 from tests.wire.blipmq import ping
 
@@ -79,3 +80,19 @@ def test_a_name_that_is_added_again_leads_to_its_new_topic(k: ModuleType) -> Non
     routes.clear()
     *_, held = said = k.blip_append(tails, routes, publish(b"t", b"x", 0), 0, 2, FRAME_BYTES_MAX, b"blipmq:a", 1)
     assert (len(said[1]), held) == (1, None), "what was cleared is not known"
+
+
+def test_a_connection_has_so_many_routes_and_no_more(k: ModuleType) -> None:
+    """By whatever door: names may have a token in them, and a hostile client can make tokens without end. Control: one fewer."""
+    tails, routes = k.Tails(bytes, 1 << 20, 100, 100), k.Routes()
+    handle = tails.add_topic([tails.open(1 << 20)])
+
+    def is_known(name: bytes) -> bool:
+        return not k.blip_append(tails, routes, publish(name, b"x", 0), 0, 2, FRAME_BYTES_MAX, b"blipmq:a", 1)[1]
+
+    for number in range(ROUTES_MAX):
+        routes.add(b"n%d" % number, handle, "t", True)
+    routes.add(b"n7", handle, "t", True)
+    assert is_known(b"n0") and is_known(b"n7")
+    routes.add(b"one more", handle, "t", True)
+    assert is_known(b"one more") and not is_known(b"n0") and not is_known(b"n7")

@@ -270,7 +270,7 @@ class Routes(Generic[Target]):
     def __init__(self) -> None: ...
     def add(self, name: bytes, handle: int, topic: Target, keeps: bool) -> None:
         """Publishes to this name may go to the topic of this handle (`Tails.add_topic`), as long as it is there. keeps: also
-        those that must be kept and are answered."""
+        those that must be kept and are answered. One more than 20,000 names: all others are forgotten, and asked for again."""
     def clear(self) -> None:
         """Rights may have changed: everything is asked again."""
 

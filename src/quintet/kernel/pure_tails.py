@@ -18,6 +18,7 @@ from quintet.kernel.pure_batch import head_of, locate, place
 from quintet.kernel.pure_lent import Lents, Moved, Place, Terms, Waiting, merge_groups, merged
 from quintet.kernel.pure_lent import following as _following
 
+ROUTES_MAX = 20_000  # of one connection
 _SPAN = struct.Struct("<28xI")
 _MAX_TIMESTAMP = struct.Struct("<40xq")
 
@@ -474,6 +475,8 @@ class Routes(Generic[Target]):
         self.find = self._by_name.get
 
     def add(self, name: bytes, handle: int, topic: Target, keeps: bool) -> None:
+        if len(self._by_name) >= ROUTES_MAX and name not in self._by_name:
+            self.clear()
         self._by_name[name] = (handle, topic, keeps)
 
     def clear(self) -> None:
