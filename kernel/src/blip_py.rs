@@ -108,8 +108,8 @@ pub fn blip_append<'py>(
 }
 
 /// Ticket, what waits (the ids to refuse it by, and the pongs behind it), ways.
-type HeldOf<'py> = (u64, Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>, u8);
-type Appended<'py> = (Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>, Option<HeldOf<'py>>);
+pub type HeldOf<'py> = (u64, Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>, u8);
+pub type Appended<'py> = (Bound<'py, PyBytes>, Bound<'py, PyList>, usize, u8, Option<Py<PyAny>>, Option<HeldOf<'py>>);
 
 /// Where publishes go whose topics are known, and the answers to PINGs: until a frame comes that Python has to act on first.
 #[derive(Default)]

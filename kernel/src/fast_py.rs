@@ -234,8 +234,8 @@ pub fn fast_split<'py>(
 }
 
 /// Ticket, the answers to what waits, topic and packets of each group, ways.
-type HeldOf<'py> = (u64, Bound<'py, PyBytes>, Vec<(u32, u64)>, u8);
-type Appended<'py> = (
+pub type HeldOf<'py> = (u64, Bound<'py, PyBytes>, Vec<(u32, u64)>, u8);
+pub type Appended<'py> = (
     Bound<'py, PyBytes>,
     Bound<'py, PyList>,
     usize,

@@ -157,6 +157,13 @@ pub struct FlyAppended {
     groups: Vec<(usize, i32, Py<PyByteArray>)>, // where its name ends
 }
 
+impl FlyAppended {
+    /// The replies to all of it; nothing if some groups are Python's.
+    pub fn made<'a>(&'a self, py: Python<'a>) -> &'a [u8] {
+        self.answers.as_ref().map_or(&[], |answers| answers.as_bytes(py))
+    }
+}
+
 #[pymethods]
 impl FlyAppended {
     /// As `fly_produced` takes them.
@@ -172,7 +179,8 @@ impl FlyAppended {
 }
 
 /// (answers or FlyHeld, items, consumed, fatal, unknown, the topic appended to last).
-type Appended<'py> = (Bound<'py, PyAny>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
+pub type Appended<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Py<PyAny>>);
 /// items.FlyHeld: ticket, run, (number, records) of those that are left, ways, operation.
 type HeldRun = (u64, FlyAppended, Vec<(usize, usize)>, u8, u8);
 

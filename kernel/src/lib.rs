@@ -2,10 +2,10 @@
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
 //! `ws_py.rs` for WebSocket, `records_py.rs` for record sets, `tails.rs` and `lent.rs` for the newest part of partitions in memory and in files, `quic_py.rs` for QUIC, which has a socket and a thread,
-//! `disk.rs` for threads that write files):
+//! `disk.rs` for threads that write files, `sockets.rs` and `direct.rs` for TCP sockets):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
 //! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs`, `records.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
-//! columns are made or taken; no I/O and no clock outside of QUIC and `disk.rs`; state only in these, `tails.rs` and `lent.rs`.
+//! columns are made or taken; no I/O and no clock outside of QUIC, `sockets.rs` and `disk.rs`; state only in these, `tails.rs` and `lent.rs`.
 
 mod arrow;
 mod arrow_py;
@@ -15,6 +15,8 @@ mod blip_py;
 mod cache;
 mod cells_py;
 mod chain_py;
+#[cfg(target_os = "linux")]
+mod direct;
 #[cfg(target_os = "linux")]
 mod disk;
 mod fast;
@@ -49,6 +51,8 @@ mod records_py;
 mod routes;
 mod scatter;
 mod segment_py;
+#[cfg(target_os = "linux")]
+mod sockets;
 mod tail;
 mod tails;
 mod ws_py;
@@ -570,6 +574,9 @@ mod _native {
     use super::chain_py::{chain, follow};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
+    use super::direct::DirectReader;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
     use super::disk::DiskThreads;
     #[pymodule_export]
     use super::fast_py::{fast_append, fast_deliver, fast_publish, fast_received, fast_split};
@@ -593,6 +600,9 @@ mod _native {
     use super::routes::Routes;
     #[pymodule_export]
     use super::segment_py::segment_head;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::sockets::Sockets;
     #[pymodule_export]
     use super::tails::Tails;
     #[pymodule_export]

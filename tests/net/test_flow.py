@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from quintet.model import limits
-from quintet.net import connection, turns
+from quintet.net import connection, connection_bytes, turns
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions
 from quintet.net.output import OutputBudget
@@ -406,7 +406,7 @@ async def test_a_large_frame_that_was_consumed_is_not_written_to_again(
 ) -> None:
     """Sessions keep views of it; the rest, and what comes, is read into memory of its own."""
     if not moves_pages:
-        monkeypatch.setattr(connection, "_mapped", Immovable)
+        monkeypatch.setattr(connection, "mapped", Immovable)
     whole = 5 * limits.MIB
     session = Large(whole)
     line = Line()
@@ -432,13 +432,13 @@ async def test_a_frame_in_two_reads_needs_no_buffer_of_its_own(
     """Each piece also begins the next frame. Control: one that comes in many pieces has one, or all before it would be
     copied for each of them."""
     made: list[int] = []
-    mapped = connection._mapped
+    mapped = connection_bytes.mapped
 
     def map_and_note(size: int) -> mmap.mmap:
         made.append(size)
         return mapped(size)
 
-    monkeypatch.setattr(connection, "_mapped", map_and_note)
+    monkeypatch.setattr("quintet.net.connection.mapped", map_and_note)
     whole, frames = 200_000, 3
     session, line = Large(whole), Line()
     peers: list[Connection] = []

@@ -70,10 +70,10 @@ class Raising:
     def _raise(self, *_: object) -> None:
         raise Planted(self._where)
 
-    def _raise_when_empty(self, view: memoryview, now: int) -> int:
+    def _raise_when_empty(self, view: memoryview, now: int, *split: object) -> int:
         if not view:
             raise Planted(self._where)
-        taken: int = self._session.receive(view, now)
+        taken: int = self._session.receive(view, now, *split)
         return taken
 
 

@@ -1,7 +1,7 @@
 """The kernel: hot loops over whole buffers, native if it was built, else the pure twin. Same names, same results.
 
 Import from here (`from quintet import kernel; kernel.seal(...)`). `NATIVE` says which twin is in use; the environment
-variable QUINTET_PURE=1 forces the pure one. No I/O and no clock live here, except in the class QuicEndpoint, which is a socket with
+variable QUINTET_PURE=1 forces the pure one. No I/O and no clock live here, except in Sockets, and in QuicEndpoint, which is a socket with
 a thread; the only state is in it, in Tails, the newest part of partitions in memory, and in CacheMemory, the keys of a cache.
 """
 
@@ -83,4 +83,6 @@ Routes = _chosen.Routes
 CacheMemory = _chosen.CacheMemory
 # Classes with threads, not functions over buffers: only the native kernel has them.
 QuicEndpoint: "type[_chosen.QuicEndpoint] | None" = getattr(_chosen, "QuicEndpoint", None)
+Sockets: "type[_chosen.Sockets] | None" = getattr(_chosen, "Sockets", None)
+DirectReader: "type[_chosen.DirectReader] | None" = getattr(_chosen, "DirectReader", None)
 DiskThreads: "type[_chosen.DiskThreads] | None" = getattr(_chosen, "DiskThreads", None)

@@ -1,7 +1,7 @@
 """The one stub of the kernel: native (`_native`, Rust) and pure (`pure.py`) have exactly these functions.
 
 Functions over buffers, no I/O and no state; the classes Tails and CacheMemory, which have state; and in the native one the classes
-QuicEndpoint and DiskThreads, which have both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
+QuicEndpoint, Sockets and DiskThreads, which have both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ from quintet.kernel.items import (
     RecordRow,
     RecordsRefused,
 )
+from quintet.kernel.items import DirectReader as Reader
 
 View = TypeVar("View")
 Target = TypeVar("Target")
@@ -845,6 +846,109 @@ class QuicEndpoint:
         bytes_out, wakeups (of the loop)."""
     def close(self) -> None:
         """Close all connections, tell the peers, and wait for the thread to end."""
+
+# -- sockets ----------------------------------------------------------------------------------------------------------
+
+class DirectReader:
+    """What a session has learnt, for `Sockets` to take its reads by (kernel/src/direct.rs). In the native kernel on Linux only. Arguments as
+    of blip_append, fly_append and fast_append."""
+
+    @property
+    def seen(self) -> int:
+        """The date of the last read; before it, and from `until` on, it takes none."""
+
+    @staticmethod
+    def blip(
+        tails: Tails[View],
+        routes: Routes[Target],
+        layout: int,
+        frame_bytes_max: int,
+        origin: bytes,
+        sets: dict[bytes, int],
+        append_sets: bool,
+    ) -> DirectReader: ...
+    @staticmethod
+    def fly(
+        tails: Tails[View],
+        routes: Routes[Target],
+        frame_bytes_max: int,
+        counts: dict[bytes, int],
+        origin: bytes,
+        append_sets: bool,
+    ) -> DirectReader: ...
+    @staticmethod
+    def fast(
+        tails: Tails[View],
+        routes: Routes[Target],
+        payload_bytes_max: int,
+        tokens: dict[bytes, bytes | None],
+        topics: dict[int, tuple[int, int]],
+        same: bytes | None,
+        answered: bool,
+        seen: int,
+        until: int,
+    ) -> DirectReader: ...
+
+class Sockets:
+    """Sockets of TCP connections, waited for together (kernel/src/sockets.rs). In the native kernel on Linux only: elsewhere
+    `kernel.Sockets` is None. All calls are made by the thread of the loop, and none of them waits. An owner is what Python has for a
+    connection; an id is good until `remove`."""
+
+    def __init__(self, view: memoryview, high: int, low: int) -> None:
+        """`view`: of the bytes that reads for readers go to. `high`, `low`: the marks of unsent output."""
+
+    def fileno(self) -> int:
+        """Readable when a socket has something."""
+
+    def add(self, handle: int, owner: object) -> int: ...
+    def remove(self, id: int) -> None:
+        """Forget it. Its descriptor is the caller's to close; what its reads appended stays appended, and is answered to nobody."""
+
+    def set_reading(self, id: int, reading: bool) -> None: ...
+    def allow(self, id: int, reader: Reader | None, epoch: int) -> None:
+        """Its session is quiet: reads may be taken by this reader while the epoch is this one. None: not any more. So it is also as soon as
+        `next` has named its owner."""
+
+    def wait(self) -> int:
+        """A pass begins: how many sockets have something."""
+
+    def next(self, now: int, epoch: int, direct: bool) -> tuple[Any, int, Any, bool] | None:
+        """Take reads until one comes that Python has to act on: (owner, size, split, measured). None: the pass is over. size > 0: so much
+        was read into the view, and the session's own call gave `split`. -1: it is to be read. -2: its output fell to the low
+        mark, or it cannot be sent to. -3: its reader raised `split`. Not `direct`: every socket is Python's to read."""
+
+    def passed(self) -> tuple[int, int, bool, int, int]:
+        """What was appended since the last call: (number, reads, whether to memory topics, ticket, ways). ways is not 0: part of it is in
+        files. `ticket` stands for all of it at the log, and `release(number)` must follow when that is durable. To be called
+        before Python does anything else."""
+
+    def release(self, number: int) -> tuple[list[Any], list[Any]]:
+        """Send the answers: (slots of what was taken over, owners with more unsent than the high mark)."""
+
+    def owner_of(self, ticket: int) -> Any | None:
+        """Whose read with this ticket is not answered and not taken over."""
+
+    def slot_of(self, ticket: int) -> Any | None:
+        """The slot that the read with this ticket was taken over by."""
+
+    def unanswered(self, id: int) -> list[Any]:
+        """Take over what is not answered, in its order: for `adopt` of the session (protocols/base.py::Direct). `adopted` must follow."""
+
+    def adopted(self, id: int, slots: Sequence[Any | None]) -> None:
+        """What `adopt` gave for each."""
+
+    def send(self, id: int, data: Buffer) -> int:
+        """How much is unsent then; -1: it cannot be sent to any more. What is unsent is held, not copied, and may not be written to."""
+
+    def send_all(self, id: int, pieces: Sequence[Buffer]) -> int: ...
+    def unsent(self, id: int) -> int:
+        """As `send` gives it."""
+
+    def moved(self, id: int) -> tuple[int, int]:
+        """Bytes that readers took, and those of their answers."""
+
+    def recv(self, id: int, view: memoryview) -> int | None:
+        """Bytes read, 0 at the end, minus an errno; None: there is nothing now."""
 
 # -- disk -------------------------------------------------------------------------------------------------------------
 

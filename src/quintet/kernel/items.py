@@ -18,6 +18,8 @@ BlipRecords = tuple[
 # group or set, ways as of FlyHeld
 BlipHeld = tuple[int, list[tuple[bytes, bytes]], int]
 BlipItem = BlipRecords | BlipPublish | BlipAcks | BlipPolls | BlipMalformed | BlipFrame
+# What blip_append gives; fly_append and fast_append have the like
+BlipSplit = tuple[bytes, list[BlipItem], int, int, Any, BlipHeld | None]
 
 FastPublish = tuple[Literal[3], bytes, int, bytearray | None, int]  # token, topic, batch, count
 FastCreate = tuple[Literal[1], bytes, bytes, int]  # token, name, flags
@@ -29,6 +31,7 @@ FastRecords = tuple[Literal[0x71], bytes, int, bytes]  # token, topic, record se
 # group, ways as of FlyHeld. count is 0 if nobody waits to hear of it: it is neither answered nor to be kept
 FastHeld = tuple[int, bytes, list[tuple[int, int]], int]
 FastItem = FastRecords | FastPublish | FastCreate | FastSubscribe | FastRotate | FastExtend
+FastSplit = tuple[bytes, list[FastItem], int, int, bytes | None, bytes | None, Any, FastHeld | None]
 
 FlyGroup = tuple[bytes, int, bytearray, int]  # topic, partition, batch, count
 FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each record
@@ -55,6 +58,16 @@ class FlyAppended(Protocol):
 # A run of PRODUCE frames, or a record set, of which the kernel appended groups to partitions in files: ticket, the run, (number, count)
 # of the groups that it left, ways (1: by the journal, 2: inline, 3: both), operation
 FlyHeld = tuple[int, FlyAppended, list[tuple[int, int]], int, int]
+FlySplit = tuple[bytes | FlyHeld, list[FlyItem], int, int, bytes | None, Any]
+
+
+class DirectReader(Protocol):
+    """What a session gives the kernel to take reads by (kernel.DirectReader, where there is one)."""
+
+    @property
+    def seen(self) -> int:
+        """The date of the last read."""
+
 
 RecordGroups = tuple[
     list[tuple[int, bytearray, int]], bytes

@@ -207,6 +207,9 @@ class Log(Protocol):
         call is over. True: the read that brought it is alone, so it was written at once: it is durable and visible, and `held`
         hears nothing."""
 
+    def find_held(self, find: Callable[[int], "Held"]) -> None:
+        """By this call it is found who waits for a ticket that `tails_held` was not told of, because another one stood for it."""
+
     def open_topic(self, spec: TopicSpec) -> list[Partition]:
         """Open or create the partitions of a topic."""
 

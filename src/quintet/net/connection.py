@@ -14,55 +14,33 @@ An exception that a session raises while it receives ends its connection, and no
 """
 
 import asyncio
-import fcntl
 import mmap
 import os
 import socket
-import sys
-import termios
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from quintet.broker.identity.metering import Meter
+from quintet.log.base import Held
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.client_address import ClientAddress
 from quintet.model.errors import QuintetError
 from quintet.model.histogram import SKIPPED
+from quintet.net.connection_bytes import GATHERED_BYTES_MAX, doubled, mapped, queued_bytes, write_pieces
 from quintet.net.flow_control import LARGE_REST_BYTES, FlowControl
-from quintet.net.output import OutputBudget
-from quintet.net.turns import Turns
-from quintet.protocols.base import Session
+from quintet.net.owner import Owner
+from quintet.net.sockets import SocketTransport
+from quintet.protocols.base import Direct, Session
 
 HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is pending, to notice a peer that disconnects
 COPIED_BYTES_MAX = limits.READ_BUFFER_BYTES * 7 // 8  # of an unfinished frame: the next read still has room behind it
 COPIED_SHARE_MAX = 4  # times what was read since: a frame that comes in many pieces is not copied for each of them
 LARGE_SPARE_BYTES = limits.MIB  # of such a buffer when it is made; then it doubles
-JOINED_BYTES_MAX = limits.MIB  # of output in pieces: before Python 3.12 asyncio joins them, one more copy
-GATHERED_BYTES_MAX = 64 * limits.KIB  # pushed in one turn: above this it is written before the turn ends
 
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
-
-# Private: pages added to a shared mapping have no memory behind them.
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
-
-
-def _mapped(size: int) -> mmap.mmap:
-    """Pages that take memory when they are written to. A bytearray writes zeros, and growing it may copy it: 21 ms at 31 MiB."""
-    return mmap.mmap(-1, size, **_PRIVATE)
-
-
-def _doubled(full: mmap.mmap) -> mmap.mmap:
-    size = len(full)
-    try:
-        full.resize(2 * size)
-    except (OSError, SystemError):  # only Linux moves pages
-        larger = _mapped(2 * size)
-        larger[:size] = full[:]
-        return larger
-    return full
 
 
 def said_of(session: Session) -> dict[str, object]:
@@ -71,70 +49,21 @@ def said_of(session: Session) -> dict[str, object]:
     return {"operation": getattr(session, "operation", "")} | ({"request": request} if request else {})
 
 
-def queued_bytes(of: socket.socket | None) -> int:
-    """Written to the socket and not acknowledged by its peer. 0 where the system cannot be asked (not Linux, not TCP)."""
-    if of is None:
-        return 0
-    try:
-        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
-
-
-def _write_pieces(transport: asyncio.Transport, pieces: list[bytes], size: int) -> None:
-    if size <= GATHERED_BYTES_MAX:
-        transport.write(b"".join(pieces))
-    elif size <= JOINED_BYTES_MAX:
-        transport.writelines(pieces)
-    else:
-        for piece in pieces:
-            transport.write(piece)
-
-
-class Owner(Protocol):
-    """What a connection needs of its listener (listener.Listener): shared buffers, counters, and whom to tell."""
-
-    turns: Turns
-    output: OutputBudget
-    loop: asyncio.AbstractEventLoop
-    read_view: memoryview
-    make_session: "Callable[[Connection], Session]"
-    stalls: int
-
-    @property
-    def name(self) -> str: ...
-
-    def now(self) -> int: ...
-
-    def monotonic(self) -> int: ...
-
-    def opened(self, connection: "Connection") -> None: ...
-
-    def auth_failed(self, connection: "Connection", count: int) -> None: ...
-
-    def watch_stall(self, connection: "Connection") -> None: ...
-
-    def closing(self, connection: "Connection", reason: str) -> None: ...
-
-    def fault(self, connection: "Connection", where: str, error: Exception) -> None: ...
-
-    def closed(self, connection: "Connection") -> None: ...
-
-
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
         "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_out", "_out_bytes", "_owed", "_queued", "_receiving",
-        "_rest", "_session", "_transport", "_turns", "_waking", "bytes_in", "bytes_out", "id", "meter", "peer",
+        "_meter", "_moved_in", "_moved_out", "_rest", "_session", "_socket", "_transport", "_turns", "_waking", "id", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: Owner) -> None:
         self._listener = listener
         self._turns = listener.turns
         self.id = next(listener.turns.connection_ids)
-        self.bytes_in = self.bytes_out = 0  # the listener adds up those of its connections when it is asked
+        self._moved_in = self._moved_out = 0
         self._transport: asyncio.Transport | None = None
+        self._socket: SocketTransport | None = None  # the same, if the kernel may take reads of it
         self._session: Session
         self._rest = b""
         self._large: mmap.mmap | None = None
@@ -153,12 +82,33 @@ class Connection(asyncio.BufferedProtocol):
         self._waking = False  # those that are parked are woken in a later turn
         self._fresh = False  # this turn belongs to the parked calls: at least one of them runs
         self.peer = ClientAddress("", self.id)
-        self.meter: Meter | None = None  # of who has a rate
+        self._meter: Meter | None = None
+
+    @property
+    def bytes_in(self) -> int:
+        """The listener adds up those of its connections when it is asked."""
+        return self._moved_in + (self._socket.moved[0] if self._socket is not None else 0)
+
+    @property
+    def bytes_out(self) -> int:
+        return self._moved_out + (self._socket.moved[1] if self._socket is not None else 0)
+
+    @property
+    def meter(self) -> Meter | None:
+        """Of who has a rate."""
+        return self._meter
+
+    @meter.setter
+    def meter(self, meter: Meter | None) -> None:
+        self._meter = meter
+        if meter is not None and self._socket is not None:
+            self._socket.allow(None)
 
     # -- from the socket -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
+        self._socket = transport if isinstance(transport, SocketTransport) else None
         address = transport.get_extra_info("peername")
         self.peer = ClientAddress(f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local", self.id)
         self._transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
@@ -168,25 +118,35 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._large is not None:
             if self._large_used == len(self._large):
-                self._large = _doubled(self._large)
+                self._large = doubled(self._large)
             view = memoryview(self._large)[self._large_used : self._large_used + limits.TURN_BYTES]
         else:
             view = self._listener.read_view
             if self._rest:
                 view[: len(self._rest)] = self._rest
                 view = view[len(self._rest) :]
-        return view if self.meter is None else view[: self.meter.read_bytes_max]
+        return view if self._meter is None else view[: self._meter.read_bytes_max]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._turns.reads += 1
+        self._updated(nbytes, None, self._turns.reads & SKIPPED == 1)
+
+    def taken(self, nbytes: int, split: object, measured: bool) -> None:
+        """The kernel read this, and there is something in it for the session, which was quiet: `split` is what its own call would have
+        given (net/sockets.py)."""
+        if self._socket is not None:
+            self._socket.take_over()
+        self._updated(nbytes, split, measured)
+
+    def _updated(self, nbytes: int, split: object, measured: bool) -> None:
         turns, listener, session, flow = self._turns, self._listener, self._session, self._flow
-        turns.reads += 1
         began = turns.begin()
-        if turns.reads & SKIPPED == 1 and not self._asked_at:  # a call of its own would be half of the cost
+        if measured and not self._asked_at:
             self._asked_at = turns.began
         try:
-            self.bytes_in += nbytes
-            if self.meter is not None:
-                self._wait(self.meter.received(nbytes, listener.monotonic()))
+            self._moved_in += nbytes
+            if self._meter is not None:
+                self._wait(self._meter.received(nbytes, listener.monotonic()))
             if self._large is not None:
                 self._large_used = size = self._large_used + nbytes
                 available = memoryview(self._large)[:size]
@@ -195,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             if flow.held and session.holding:
                 self._keep(available)
             else:
-                self._offer(available, nbytes)
+                self._offer(available, nbytes, split)
             if self._transport is None or self._transport.is_closing():
                 return
             if getattr(session, "quick_ack", False):
@@ -216,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_or_read()
         self._let_go()
 
-    def _offer(self, available: memoryview, brought: int = 0) -> bool:
+    def _offer(self, available: memoryview, brought: int = 0, split: object = None) -> bool:
         """Give the session what it has not consumed, keep what it leaves, end the turn if this is the only read of the pass, and
         send what was made: one write. True: the session left whole frames."""
         session = self._session
@@ -224,7 +184,12 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving = True
         left = False
         try:
-            consumed = session.receive(available, time_ns() // 1000)
+            now = time_ns() // 1000
+            consumed = (
+                session.receive(available, now)
+                if split is None
+                else cast(Direct, session).receive(available, now, split)
+            )
             if consumed != len(available) or self._rest or self._large is not None:
                 self._keep(available[consumed:], consumed + brought)
             left = session.stopped or session.holding
@@ -338,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
             self._rest, self._large = bytes(rest), None
         elif self._large is None or len(rest) != self._large_used:
             self._large_used = len(rest)
-            self._large = _mapped(len(rest) + LARGE_SPARE_BYTES)
+            self._large = mapped(len(rest) + LARGE_SPARE_BYTES)
             self._large[: len(rest)] = rest
             self._rest = b""
 
@@ -434,7 +399,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() or self._out:
             return None
-        if transport.get_extra_info("sslcontext") is not None or self.meter is not None:
+        if transport.get_extra_info("sslcontext") is not None or self._meter is not None:
             return None
         return os.dup(transport.get_extra_info("socket").fileno())
 
@@ -456,14 +421,14 @@ class Connection(asyncio.BufferedProtocol):
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 
     def room(self) -> int:
-        if self.meter is not None and self.meter.withheld(self._listener.monotonic()):
+        if self._meter is not None and self._meter.withheld(self._listener.monotonic()):
             return 0
         return 0 if self._listener.output.full or (self._turns.over() and not self._fresh) else self._own_room()
 
     @property
     def withheld(self) -> bool:
         """Its user is above the rate at which it may be sent something."""
-        return self.meter is not None and self.meter.withheld(self._listener.monotonic()) > 0
+        return self._meter is not None and self._meter.withheld(self._listener.monotonic()) > 0
 
     def _own_room(self) -> int:
         """Of its own socket, whatever others hold. What its peer asks for goes by this: a large answer has its claim, and
@@ -481,7 +446,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.output.park(self, self._wake)
         elif not self._waking:  # only the turn is over, or its user is above its rate
             self._waking = True
-            withheld = self.meter.withheld(self._listener.monotonic()) if self.meter is not None else 0
+            withheld = self._meter.withheld(self._listener.monotonic()) if self._meter is not None else 0
             if withheld:
                 self._listener.loop.call_later(withheld / 1e6, self._turns.run, self._wake_later)
             else:
@@ -527,7 +492,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         if self._receiving:
             return  # the read in progress sends it together with its other output
-        if self.meter is not None:
+        if self._meter is not None:
             self._take(False)  # now: what is pushed later in this turn is charged otherwise
         if self._claimed or not self._owe():
             self._send("answer")
@@ -611,15 +576,15 @@ class Connection(asyncio.BufferedProtocol):
             size = len(output[0]) if len(output) == 1 else sum(map(len, output))
             self._out = self._out + output if self._out else output
             self._out_bytes += size
-            if self.meter is not None:
-                self._charge(self.meter, size, pushed)
+            if self._meter is not None:
+                self._charge(self._meter, size, pushed)
 
     def _send(self, where: str) -> None:
         """Write what was made, close if that was the last, then see whether it answered the last request."""
         try:
             self._turns.last = self
             session, transport, flow = self._session, self._transport, self._flow
-            if self._out or self.meter is not None:
+            if self._out or self._meter is not None:
                 self._take(False)
                 output, size = self._out, self._out_bytes
                 self._out, self._out_bytes = [], 0
@@ -627,13 +592,13 @@ class Connection(asyncio.BufferedProtocol):
                 output = session.take_output()
                 size = len(output[0]) if len(output) == 1 else sum(map(len, output))
             if output and transport is not None:
-                self.bytes_out += size
+                self._moved_out += size
                 if flow.watched:
                     flow.added(size)
                 if len(output) == 1:
                     transport.write(output[0])
                 else:
-                    _write_pieces(transport, output, size)
+                    write_pieces(transport, output, size)
                 if self._claimed and getattr(session, "making", False):
                     pass  # these are other answers: the one that was claimed for is not among them
                 elif self._claimed or flow.watched:
@@ -647,8 +612,32 @@ class Connection(asyncio.BufferedProtocol):
                 self._count_failures()
             if self._asked_at:
                 self._measure()
+            if self._socket is not None:
+                self._lend_reader()
         except Exception as fault:
             self.fault(where, fault)
+
+    def _lend_reader(self) -> None:
+        """If nothing is under way on it, the kernel may take its next reads."""
+        session, flow = self._session, self._flow
+        reader = getattr(session, "direct", None)
+        if reader is None or self._meter is not None or flow.held or flow.stalling or self._lost or self._receiving:
+            return
+        if self._rest or self._large is not None or self._out or session.unanswered or session.stopped:
+            return
+        assert self._socket is not None
+        self._socket.allow(reader)
+
+    def adopt(self, unanswered: list[Any]) -> list[Held | None]:
+        """The session answers these from now on: reads that the kernel took, in their order."""
+        adopt = cast(Direct, self._session).adopt
+        return [adopt(one) for one in unanswered]
+
+    def count_moved(self, bytes_in: int, bytes_out: int) -> None:
+        """Its socket goes, with its own counts."""
+        self._moved_in += bytes_in
+        self._moved_out += bytes_out
+        self._socket = None
 
     def _close(self, transport: asyncio.Transport, reason: str) -> None:
         if reason:  # empty: the peer closed, so there is nothing to report

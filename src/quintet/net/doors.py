@@ -25,6 +25,7 @@ from quintet.net.output import OutputBudget
 from quintet.net.quic.endpoint import endpoint_class
 from quintet.net.quic.listener import Identity, QuicListener
 from quintet.net.quic.streams import Stream
+from quintet.net.sockets import Hub
 from quintet.net.tls import load_into, server_context
 from quintet.net.turns import Turns
 from quintet.net.websocket import Heartbeat, WebSocketSession
@@ -33,6 +34,22 @@ from quintet.protocols.door import AnyDoor, MakeSession, Options
 
 LimitsOf = Callable[[str, Options], ListenerOptions]
 OptionsOf = Callable[[AnyDoor], Options]
+
+
+class _Publishing:
+    """What the kernel's sockets have to know of the broker (net/sockets.py::Publishing)."""
+
+    __slots__ = ("_broker", "appended", "held")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.appended, self.held = broker.tails_appended, broker.tails_held
+
+    def epoch(self) -> int:
+        return self._broker.access.epoch + self._broker.tokens.epoch  # neither ever falls
+
+    def is_direct(self) -> bool:
+        return not self._broker.draining and not self._broker.overloaded()
 
 
 class OpenDoors:
@@ -56,6 +73,10 @@ class OpenDoors:
         self._report = report
         self._output = output
         self._turns = turns
+        self._hub: Hub | None = None
+        if kernel.Sockets is not None:
+            self._hub = Hub(asyncio.get_running_loop(), turns, _Publishing(broker))
+            broker.log.find_held(self._hub.held_by)
         self._folder = folder
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._served: dict[str, bytes] = {}  # the certificates in use, in PEM, by door
@@ -101,7 +122,7 @@ class OpenDoors:
                 self._websocket, name=door.name, make=make, heart=heart, origins=frozenset(options.origins)
             )
         limits, context = self._limits_of(door.name, options), self._contexts.get(door.name)
-        return Listener(limits, session, self._report, context, self._output, self._turns)
+        return Listener(limits, session, self._report, context, self._output, self._turns, self._hub)
 
     def _session(self, connection: Connection, name: str, make: MakeSession) -> Session:
         made: Session = make(connection, connection.peer, self._address(name))

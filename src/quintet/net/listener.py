@@ -12,12 +12,12 @@ import msgspec
 from quintet.model import limits
 from quintet.net.connection import Connection
 from quintet.net.output import OutputBudget
+from quintet.net.sockets import BACKLOG, Accepting, Hub, bind
 from quintet.net.turns import Turns
 from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
 MINUTE_US = 60_000_000
-BACKLOG = 1024
 TLS_HANDSHAKE_S = 5.0
 SHUTTING_DOWN = "the broker is shutting down"  # the reason `close_all` gives at the end
 
@@ -80,20 +80,22 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         output: OutputBudget | None = None,
         turns: Turns | None = None,
+        hub: Hub | None = None,
     ) -> None:
         self.options = options
         self.output = output or OutputBudget()
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
         self.turns = turns or Turns(self.loop)
-        self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
+        self._hub = hub if tls is None else None
+        self.read_view = hub.read_view if hub is not None else memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
         self._ended_in = self._ended_out = 0  # bytes of connections that are gone
         self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.auth_failures = 0
         self._tls = tls
         self._report = report
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Accepting | None = None
         self._address: str
         self._watched: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
@@ -103,7 +105,10 @@ class Listener:
     async def start(self) -> None:
         tls_timeout = TLS_HANDSHAKE_S if self._tls else None
         make, bound = lambda: Connection(self), self.options.listening
-        if bound is not None:
+        if self._hub is not None:
+            sockets = [bound] if bound is not None else await bind(self.loop, self.options.host, self.options.port)
+            self._server = Accepting(self._hub, sockets, make)
+        elif bound is not None:
             self._server = await self.loop.create_server(
                 make, sock=bound, ssl=self._tls, ssl_handshake_timeout=tls_timeout, backlog=BACKLOG
             )

@@ -176,6 +176,17 @@ class Turns:
         must follow, and not only in another callback."""
         self._gathering = True
 
+    def gather_many(self) -> bool:
+        """The same, where a callback reads several connections. False: a turn is being ended, which does all of it."""
+        if self._finishing or self._gathering:
+            return False
+        self._gathering = True
+        return True
+
+    def alone(self, alone: bool) -> None:
+        """Whether one connection is readable in this pass: whoever reads all of them knows it, and nothing is counted."""
+        self._lone = LONE_READS if alone else 0
+
     def gather_if_alone(self) -> bool:
         """Gather, unless other connections are read in this pass of the loop, too, or a turn is being ended."""
         if self._finishing or self._gathering:

@@ -28,7 +28,7 @@ What a session owes beside its methods, and is owed:
     the end     `closing` is drained and then shuts the transport; `closed` comes exactly once, also after a fault, and leaves every
                 subscription (`broker.leave`, or `detach`). After it no callback enters the session.
 
-Three members are read only where a session has them: `quick_ack` (the peer waits for the acknowledgement of TCP itself), `making`
+Four members are read only where a session has them: `direct` (class Direct), `quick_ack` (the peer waits for the acknowledgement of TCP itself), `making`
 (SessionConnection.claim), and over QUIC `quick`: None, or what answers a whole read in one call, (bytes, now) to the answer. It gives
 nothing if `receive` has to take the read; what it answers owes nothing, waits for nothing and leaves nothing.
 """
@@ -36,10 +36,11 @@ nothing if `receive` has to take the read; what it answers owes nothing, waits f
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from quintet.broker.identity.metering import Meter
 from quintet.delivery.sink import Sink
+from quintet.kernel.items import DirectReader
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
@@ -232,6 +233,21 @@ class Session(Protocol):
         """The transport is gone: let go of everything held at the broker."""
 
 
+class Direct(Session, Protocol):
+    """A session whose publishes the kernel may take out of the socket by itself, as long as nothing else is under way (ADR 54)."""
+
+    @property
+    def direct(self) -> DirectReader | None:
+        """What the kernel reads by; None: nothing is known yet. A session that forgets what it knows makes another one."""
+
+    def receive(self, view: memoryview, now: int, split: Any = None) -> int:
+        """`split`: what the session's own call of the kernel gave for this view, which it then does not make again."""
+
+    def adopt(self, unanswered: Any) -> Holds | None:
+        """A read that the kernel appended is answered by this session from now on: a slot behind those that wait already, whose `done` is
+        called once, when all of it is durable. Bytes are answers that wait for nothing: they are put behind those, and None is given."""
+
+
 class SessionConnection(Sink, Protocol):
     """A connection, or a stream, as its session sees it."""
 
@@ -311,6 +327,7 @@ __all__ = [
     "STALL",
     "TOO_SLOW",
     "WAIT",
+    "Direct",
     "Outlet",
     "Replies",
     "Session",

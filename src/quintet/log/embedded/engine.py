@@ -310,6 +310,10 @@ class EmbeddedLog:
         assert self._shared.lending is not None
         return self._shared.lending.write_read(ticket, ways, held)
 
+    def find_held(self, find: Callable[[int], Held]) -> None:
+        if self._shared.lending is not None:
+            self._shared.lending.find_held = find
+
     def _lend(self) -> None:
         """Let partitions in files lend themselves to the kernel."""
         committer = self._shared.committer

@@ -17,8 +17,9 @@ from quintet.model.batch import RecordBatch
 from quintet.model.client_address import ClientAddress
 from quintet.net.cells import wire
 from quintet.net.connection import Connection
-from quintet.net.listener import BACKLOG, Listener, ListenerOptions, Report
+from quintet.net.listener import Listener, ListenerOptions, Report
 from quintet.net.output import OutputBudget
+from quintet.net.sockets import BACKLOG
 from quintet.net.turns import Turns
 from quintet.protocols.base import FLOWING, Session
 from quintet.protocols.door import MakeSession

@@ -25,8 +25,9 @@ from quintet.net.cluster.trust import handshake_sentence, node_of
 from quintet.net.cluster.wire import PeerRefused
 from quintet.net.connection import Connection
 from quintet.net.forwarding.addresses import shown
-from quintet.net.listener import BACKLOG, TLS_HANDSHAKE_S, Listener, ListenerOptions, Report
+from quintet.net.listener import TLS_HANDSHAKE_S, Listener, ListenerOptions, Report
 from quintet.net.output import OutputBudget
+from quintet.net.sockets import BACKLOG
 from quintet.net.turns import Turns
 from quintet.protocols.base import WAIT
 

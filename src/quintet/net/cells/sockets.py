@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quintet.net.doors import cannot_listen
-from quintet.net.listener import BACKLOG
+from quintet.net.sockets import BACKLOG
 from quintet.protocols.door import AnyDoor, Options
 
 

@@ -13,7 +13,7 @@ Version WHOLE is OURS with record sets (ADR 33): what it publishes and gets has 
 is pushed there from its first credit on, not from its SUBSCRIBE on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,7 @@ from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
 from quintet.delivery.lane import Run
 from quintet.delivery.subscription import Subscription
-from quintet.kernel.items import BlipItem, BlipPublish
+from quintet.kernel.items import BlipItem, BlipPublish, BlipSplit, DirectReader
 from quintet.model import limits
 from quintet.model.batch import AT_MOST_ONCE, RecordBatch
 from quintet.model.errors import (
@@ -47,7 +47,7 @@ from quintet.protocols.base import (
     in_pieces,
 )  # fmt: skip
 from quintet.protocols.blipmq import codec, errors, frames
-from quintet.protocols.blipmq.mapping import IDS, Publish, offset_of, origin_of, refusal, tag_of
+from quintet.protocols.blipmq.mapping import IDS, Publish, encode, offset_of, origin_of, pieces, refusal
 
 # How frames of a version are laid out: OURS has those of 2; 3 is 2 with record sets.
 LAYOUTS: Final = {1: 1, 2: 2, frames.OURS: 2, frames.WHOLE: 3}
@@ -74,7 +74,7 @@ class BlipSession:
 
     __slots__ = (
         "_append_sets", "_asked", "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_matching", "_origin", "_peer",
-        "_polls", "_principal", "_replies", "_routes", "_sets", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "_polls", "_principal", "_reader", "_replies", "_routes", "_sets", "_sink", "_state", "_tails", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
 
@@ -109,6 +109,7 @@ class BlipSession:
         self._routes: kernel.Routes[Topic] = _NOTHING_KNOWN  # where the kernel appends by itself
         self._targets: dict[tuple[bytes, int], Topic] | None = None  # where `_publish` does
         self._sets: dict[bytes, int] | None = None  # heads of RECORDS that the kernel takes apart, and partitions
+        self._reader: DirectReader | None = None  # made of these, for the kernel
         self._append_sets = broker.traces is None  # sampled messages are looked for in headers, by TracedTopic.publish
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
@@ -133,7 +134,7 @@ class BlipSession:
             return ""
         return str(self._asked if isinstance(self._asked, int) else int.from_bytes(self._asked, "big"))
 
-    def receive(self, view: memoryview, now: int) -> int:
+    def receive(self, view: memoryview, now: int, split: BlipSplit | None = None) -> int:
         position = 0
         self.stopped = False
         while self.closing is None and not self.stopped:
@@ -150,11 +151,13 @@ class BlipSession:
                 left, self._left = self._left, None
                 self._act_all(left)
                 continue
-            split = kernel.blip_append(
-                self._tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now, self._sets,
-                self._append_sets,
-            )  # fmt: skip
+            if split is None:
+                split = kernel.blip_append(
+                    self._tails, self._routes, view, position, self._layout, self._frame_bytes_max, self._origin, now, self._sets,
+                    self._append_sets,
+                )  # fmt: skip
             pongs, items, end, fatal, appended_to, held = split
+            split = None
             self._topic = self._topic if appended_to is None else appended_to
             if pongs:
                 self._replies.put(pongs)
@@ -212,10 +215,12 @@ class BlipSession:
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
         if in_pieces(batch, first, last):
-            for piece in self._pieces(subscription, partition, batch, first, last, ()):
+            for piece in pieces(self._layout, subscription, partition, batch, first, last, ()):
                 self._replies.push(piece)
         else:
-            self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
+            self._replies.push(
+                encode(self._layout, self._frame_bytes_max, subscription, partition, batch, first, last, b"")
+            )
 
     @property
     def unanswered(self) -> int:
@@ -417,7 +422,7 @@ class BlipSession:
         except QuintetError as error:
             return self._nack(correlation_id, errors.refused_set(error))
         if self._sets is None or len(self._sets) >= SETS_KNOWN_MAX:
-            self._sets = {}
+            self._sets, self._reader = {}, None
         self._sets[payload[: frames.RECORDS_TOPIC_AT + len(name)]] = len(topic.partitions)
         return self._append_groups(correlation_id, topic, qos, groups)
 
@@ -458,12 +463,37 @@ class BlipSession:
         handle = topic.direct or topic.lent
         if handle is not None:
             if self._routes is _NOTHING_KNOWN:
-                self._routes = kernel.Routes()
+                self._routes, self._reader = kernel.Routes(), None
             self._routes.add(name, handle, topic, qos > 0 and not topic.bounded)
 
     def _forget_targets(self) -> None:
-        self._targets = self._sets = None
+        self._targets = self._sets = self._reader = None
         self._routes = _NOTHING_KNOWN
+
+    @property
+    def direct(self) -> DirectReader | None:
+        if self._reader is None and self._routes is not _NOTHING_KNOWN and kernel.DirectReader is not None:
+            if self._sets is None:
+                self._sets = {}
+            self._reader = kernel.DirectReader.blip(
+                self._tails,
+                self._routes,
+                self._layout,
+                self._frame_bytes_max,
+                self._origin,
+                self._sets,
+                self._append_sets,
+            )
+        return self._reader
+
+    def adopt(self, unanswered: bytes | list[tuple[bytes, bytes]]) -> Publish | None:
+        if isinstance(unanswered, bytes):
+            self._replies.put(unanswered)
+            return None
+        slot = Publish(unanswered)
+        slot.hold(1, 0, self._sink.appended)
+        self._replies.add(slot)
+        return slot
 
     def _subscribe(self, correlation_id: int, payload: bytes) -> None:
         parsed = codec.parse_subscribe(payload)
@@ -635,10 +665,12 @@ class BlipSession:
         for partition, (batch, first, last) in runs:
             given = ids[used : used + last - first]
             if in_pieces(batch, first, last):
-                made += self._pieces(subscription, partition, batch, first, last, given)
+                made += pieces(self._layout, subscription, partition, batch, first, last, given)
             else:
                 packed = b"".join(map(IDS.pack, given))
-                made.append(self._encode(subscription, partition, batch, first, last, packed))
+                made.append(
+                    encode(self._layout, self._frame_bytes_max, subscription, partition, batch, first, last, packed)
+                )
             used += last - first
         size = sum(map(len, made))
         if size >= POLL_BYTES_MAX and used < len(ids):  # there may be more for the rest, but not all at once
@@ -653,45 +685,6 @@ class BlipSession:
         return True
 
     # -- bytes -----------------------------------------------------------------------------------------------------
-
-    def _encode(
-        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int, ids: bytes
-    ) -> bytes:
-        """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
-        # Document, "PUBLISH" as delivery: the correlation id is the tag to acknowledge with QoS 1, that of the POLL with QoS 0.
-        qos = 0 if batch.at_most_once else subscription.qos
-        whole = self._layout >= 2 and first == 0 and last == batch.count
-        if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", self._layout, qos))) is not None:
-            return found
-        topic = subscription.topic_name
-        if self._layout == 3:
-            most = self._frame_bytes_max - frames.RECORDS_OVERHEAD_BYTES
-            sets = records.sets(batch, first, last, 0, tag_of(partition, 0), most)
-            data = b"".join([codec.records(0, topic, qos, made) for made, _, _ in sets])
-        else:
-            tag = tag_of(partition, batch.offset(first)) if qos else 0
-            data, _ = kernel.blip_deliver(self._layout, topic, qos, batch.buffer, first, last, tag, ids, 0)
-        if whole and batch.memo is not None:
-            batch.memo["blipmq", self._layout, qos] = data
-        return data
-
-    def _pieces(
-        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int, ids: Sequence[int]
-    ) -> Iterator[bytes]:
-        """As _encode, record by record; a large value is sent from where it is."""
-        qos = 0 if batch.at_most_once else subscription.qos
-        topic = subscription.topic_name
-        if self._layout == 3:
-            for made, _, _ in records.sets(batch, first, last, 0, tag_of(partition, 0), 1):
-                yield codec.records(0, topic, qos, made)
-            return
-        for index in range(first, last):
-            offset, _, _, value, _, _, _ = batch.row(index)
-            tag = tag_of(partition, offset) if qos else 0
-            id = ids[index - first] if self._layout == 1 and not qos else tag
-            yield codec.delivery_head(self._layout, topic, qos, id, len(value or b""))
-            if value:
-                yield value
 
     def _nack(self, correlation_id: int, reason: tuple[int, str]) -> None:
         self._replies.put(codec.nack(correlation_id, *reason))

@@ -25,7 +25,7 @@ from quintet.broker.core import Broker
 from quintet.broker.doors.queues import Bearer, Member
 from quintet.broker.topics.catalog import Topic
 from quintet.delivery.subscription import Subscription
-from quintet.kernel.items import FastItem
+from quintet.kernel.items import DirectReader, FastItem, FastSplit
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown, message_of
@@ -43,6 +43,7 @@ SUBSCRIPTIONS_MAX: Final = 1_000  # of one connection
 LONG_PAYLOAD: Final = 2  # of errors.FATAL
 EXTENDS: Final = re.compile(rb"(?:\x70[\x00-\xff])++")
 BLOCKED_SUBSCRIBES_MAX: Final = 100  # of a connection without room; then it is not read from until it has read
+NEVER: Final = 1 << 62  # microseconds since 1970
 HELD_US_MAX: Final = 1_000_000  # until one that must wait for its rate looks again
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
 
@@ -51,7 +52,7 @@ class FastDoor:
     """What the connections of one listener share: verified tokens, connections per subject, rates."""
 
     __slots__ = (
-        "_buckets", "_seen_at", "_soonest", "bearers", "broker", "epoch", "options", "origins", "refusals", "subjects",
+        "_buckets", "bearers", "broker", "epoch", "options", "origins", "refusals", "seen_at", "soonest", "subjects",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, options: FastListener) -> None:
@@ -64,8 +65,8 @@ class FastDoor:
         self.refusals: dict[bytes, AuthError] = {}
         self.subjects: Counter[str] = Counter()
         self._buckets: dict[str, Bucket] = {}
-        self._seen_at = 0
-        self._soonest = 0  # when the first remembered token expires; 0: none does
+        self.seen_at = 0
+        self.soonest = 0  # when the first remembered token expires; 0: none does
         self.epoch = (0, 0)  # of the rights and of the secrets that tokens were judged by
 
     @property
@@ -76,15 +77,15 @@ class FastDoor:
         """Forget what is no longer so: all tokens after a change of secrets or rights, or when the clock was set back (one
         may be too early again); those that have expired."""
         epoch = (self.broker.access.epoch, self.broker.tokens.epoch)
-        back, self._seen_at = now < self._seen_at, now
+        back, self.seen_at = now < self.seen_at, now
         if back or epoch != self.epoch:
-            self.epoch, self._soonest = epoch, 0
+            self.epoch, self.soonest = epoch, 0
             self.origins.clear()
             self.bearers.clear()
-        elif self._soonest and now >= self._soonest:
+        elif self.soonest and now >= self.soonest:
             for token in [t for t, b in self.bearers.items() if b.claims.expires and b.claims.expires <= now]:
                 del self.bearers[token], self.origins[token]
-            self._soonest = min((b.claims.expires for b in self.bearers.values() if b.claims.expires), default=0)
+            self.soonest = min((b.claims.expires for b in self.bearers.values() if b.claims.expires), default=0)
 
     def learn(self, token: bytes, now: int) -> Bearer | None:
         """Judge a token that is not remembered; None: it is refused, and `refusals` has the reason."""
@@ -100,8 +101,8 @@ class FastDoor:
         self.bearers[token] = bearer
         self.origins[token] = origin_of(bearer.name)
         expires = bearer.claims.expires
-        if expires and (not self._soonest or expires < self._soonest):
-            self._soonest = expires
+        if expires and (not self.soonest or expires < self.soonest):
+            self.soonest = expires
         return bearer
 
     def forget_refused(self) -> None:
@@ -136,7 +137,7 @@ class FastSession:
 
     __slots__ = (
         "_blocked", "_broker", "_deadline", "_doing", "_door", "_epoch", "_extended", "_left", "_members", "_payload_bytes_max", "_peer", "_refused",
-        "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "holding", "principal_name", "stopped", "take_output",
+        "_reader", "_reader_for", "_replies", "_routes", "_same", "_sink", "_slow", "_topic", "_whole", "auth_failures", "closing", "holding", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(self, door: FastDoor, sink: SessionConnection, monotonic: int, peer: str = "") -> None:
@@ -159,6 +160,8 @@ class FastSession:
         self._members: dict[int, Member] | None = None
         self._topic: Topic | None = None  # the last one published to
         self._routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends by itself
+        self._reader: DirectReader | None = None  # made of these, for the kernel ...
+        self._reader_for: tuple[object, ...] = ()  # ... of what else
         self._epoch = door.epoch  # when they were learnt
         self._slow: list[Bucket] = []
         self.holding = False  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
@@ -189,9 +192,11 @@ class FastSession:
         bearer = self._door.bearers.get(token) or self._door.learn(token, now)
         return bearer is not None and (self.principal_name is not None or self._welcome(bearer))
 
-    def receive(self, view: memoryview, now: int) -> int:
+    def receive(self, view: memoryview, now: int, split: FastSplit | None = None) -> int:
         door, position = self._door, 0
         self.stopped = False
+        if self._reader is not None:
+            door.seen_at = max(door.seen_at, self._reader.seen)
         while self.closing is None and not self.stopped:
             door.refresh(now)
             if self.principal_name is None and door.limited:
@@ -206,11 +211,13 @@ class FastSession:
             if self._epoch != door.epoch or self._broker.draining:
                 self._epoch = door.epoch
                 self._routes.clear()
-            split = kernel.fast_append(
-                self._broker.tails, self._routes, view, position, most, door.origins, self._broker.queues.wire, now, self._same,
-                self._extended,
-            )  # fmt: skip
+            if split is None:
+                split = kernel.fast_append(
+                    self._broker.tails, self._routes, view, position, most, door.origins, self._broker.queues.wire, now, self._same,
+                    self._extended,
+                )  # fmt: skip
             answers, items, end, fatal, unknown, self._same, appended_to, held = split
+            split = None
             if appended_to is not None:
                 self._doing = frames.PUBLISH
                 if self._topic is not appended_to and (self._topic is None or not self._topic.waiting):
@@ -244,6 +251,37 @@ class FastSession:
         if self._slow and not self.holding:
             self._hold()
         return position
+
+    @property
+    def direct(self) -> DirectReader | None:
+        """Only for who is known, where no rates are kept, and until the next token expires."""
+        door = self._door
+        if (
+            self._topic is None
+            or self.principal_name is None
+            or door.limited
+            or self._epoch != door.epoch
+            or kernel.DirectReader is None
+        ):
+            return None
+        made_for = (self._same, door.soonest, self._extended, self._payload_bytes_max)
+        if self._reader is None or self._reader_for != made_for:
+            self._reader_for = made_for
+            self._reader = kernel.DirectReader.fast(
+                self._broker.tails, self._routes, self._payload_bytes_max, door.origins, self._broker.queues.wire, self._same,
+                self._extended, door.seen_at, door.soonest or NEVER,
+            )  # fmt: skip
+        return self._reader
+
+    def adopt(self, unanswered: bytes | tuple[bytes, list[tuple[int, int]]]) -> Request | None:
+        if isinstance(unanswered, bytes):
+            self._replies.put(unanswered)
+            return None
+        oks, groups = unanswered
+        slot = Request(frames.PUBLISH, groups, oks, self._extended)
+        slot.hold(1, 0, self._sink.appended)
+        self._replies.add(slot)
+        return slot
 
     def _greet(self, view: memoryview, start: int, now: int) -> None:
         """The first packet of a connection, where rates are kept: if its bearer, or its address, has overdrawn one on other

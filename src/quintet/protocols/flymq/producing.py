@@ -17,7 +17,7 @@ from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
-from quintet.kernel.items import FlyAppended, FlyGroup, FlyHeld, FlyPlaced
+from quintet.kernel.items import DirectReader, FlyAppended, FlyGroup, FlyHeld, FlyPlaced
 from quintet.model.batch import RecordBatch, placed, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
 from quintet.protocols.base import ALL, Holds, Replies, SessionConnection
@@ -115,7 +115,7 @@ class Producing:
     """Topics this connection may publish to, and its runs under way."""
 
     __slots__ = (
-        "_broker", "_dialect", "_epoch", "_last", "_origin", "_peer", "_principal", "_replies", "_rest", "_sink", "_targets",
+        "_broker", "_dialect", "_epoch", "_last", "_origin", "_peer", "_principal", "_reader", "_replies", "_rest", "_sink", "_targets",
         "append_sets", "counts", "routes", "tails", "unfinished",
     )  # fmt: skip
 
@@ -134,6 +134,7 @@ class Producing:
         self.counts: dict[bytes, int] = {}  # partitions of each target, as kernel.fly_split takes them; 0: refused
         self.tails = broker.tails
         self.routes: kernel.Routes[Topic] = kernel.Routes()  # where the kernel appends and answers by itself
+        self._reader: DirectReader | None = None  # made of these, for the kernel
         self.append_sets = broker.traces is None  # sampled messages are looked for in headers, by TracedTopic.publish
         self._last: Topic | None = None
         # What the turn had no time for: the run, groups and their numbers in it, the first of those that are left, their targets, the
@@ -188,13 +189,32 @@ class Producing:
         return count
 
     def forget_targets(self) -> None:
-        self._targets, self.counts = {}, {}
+        self._targets, self.counts, self._reader = {}, {}, None
         self.routes.clear()
 
     def _forget(self, name: bytes) -> None:
         """Ask again at its next use: topic and rights may not be what they were."""
         self._targets.pop(name, None)
         self.counts.pop(name, None)
+
+    # -- reads that the kernel takes by itself ---------------------------------------------------------------------
+
+    def direct(self, frame_bytes_max: int) -> DirectReader | None:
+        if self._reader is None and self._last is not None and kernel.DirectReader is not None:
+            self._reader = kernel.DirectReader.fly(
+                self.tails, self.routes, frame_bytes_max, self.counts, self._origin, self.append_sets
+            )
+        return self._reader
+
+    def adopt(self, unanswered: bytes | tuple[FlyAppended, int]) -> Run | None:
+        if isinstance(unanswered, bytes):
+            self._replies.put(unanswered)
+            return None
+        made, op = unanswered
+        run = RUNS[op]([], b"", made)
+        run.hold(1, 0, self._sink.appended)
+        self._replies.add(run)
+        return run
 
     # -- runs ------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from quintet.broker.core import Broker
 from quintet.broker.identity.access import ANONYMOUS, Action, Principal
 from quintet.broker.slices import unless_unwanted
 from quintet.broker.topics.long_polls import Wait
+from quintet.kernel.items import DirectReader, FlyAppended, FlySplit
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -41,7 +42,7 @@ from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, Sess
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
 from quintet.protocols.flymq.mapping import HANDLERS
-from quintet.protocols.flymq.producing import RUNS, Producing
+from quintet.protocols.flymq.producing import RUNS, Producing, Run
 from quintet.protocols.flymq.record_requests import is_plain
 from quintet.protocols.flymq.section import FlymqListener
 
@@ -160,7 +161,7 @@ class FlySession:
     def stopped(self) -> bool:
         return self._turn_over or self._producing.unfinished or self._made > OUTPUT_BYTES_MAX
 
-    def receive(self, view: memoryview, now: int) -> int:
+    def receive(self, view: memoryview, now: int, split: FlySplit | None = None) -> int:
         position = self._made = 0
         self._turn_over = False
         self._now = now
@@ -185,11 +186,13 @@ class FlySession:
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break  # the request before changed it
-            split = kernel.fly_append(
-                producing.tails, producing.routes, view, position, self._options.frame_bytes_max, producing.counts, self._origin,
-                now, frames.BINARY, producing.append_sets,
-            )  # fmt: skip
+            if split is None:
+                split = kernel.fly_append(
+                    producing.tails, producing.routes, view, position, self._options.frame_bytes_max, producing.counts, self._origin,
+                    now, frames.BINARY, producing.append_sets,
+                )  # fmt: skip
             answers, items, end, fatal, unknown, appended_to = split
+            split = None
             if appended_to is not None:
                 if isinstance(answers, bytes):
                     self.operation = frames.OPERATIONS[answers[frames.CODE_AT]].name
@@ -215,6 +218,16 @@ class FlySession:
             if not self.stopped:
                 self._turn_over = self._sink.turn_over()
         return position
+
+    @property
+    def direct(self) -> DirectReader | None:
+        """Not while another request waits: what comes behind it must not overtake it."""
+        if self._state is not READY or self._acting or self._next is not None:
+            return None
+        return self._producing.direct(self._options.frame_bytes_max)
+
+    def adopt(self, unanswered: bytes | tuple[FlyAppended, int]) -> Run | None:
+        return self._producing.adopt(unanswered)
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, tuple)

@@ -107,7 +107,7 @@ class Lending:
     """One per engine."""
 
     __slots__ = (
-        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "collect", "late_bytes_max", "owing",
+        "_holding", "_own", "_partitions", "_scheduler", "_tickets", "_turn_soon", "_under_way", "collect", "find_held", "late_bytes_max", "owing",
         "tails", "unsynced",
     )  # fmt: skip
 
@@ -117,6 +117,9 @@ class Lending:
         self.unsynced: UnsyncedJournal | None = None  # the engine sets it
         self.owing: set[object] = set()  # partitions whose files refused what a journal has, which stays until then
         self.collect: Callable[[], None] = lambda: None  # has the committer take what is in records: it sets it
+        self.find_held: Callable[
+            [int], Held
+        ]  # who waits for a ticket that is not told of here: `Log.find_held` sets it
         self._scheduler = scheduler
         self._turn_soon = turn_soon
         self._partitions: dict[int, Lendable] = {}  # by their slots
@@ -148,8 +151,12 @@ class Lending:
 
     def with_waiters(self, waiting: list[Waiting]) -> list[Pending]:
         """What was recalled, each with a waiter of its own."""
-        tickets = self._tickets
-        return [(batch, tickets[ticket][0].waiter(number), base) for batch, ticket, number, base in waiting]
+        return [(batch, self._held(ticket).waiter(number), base) for batch, ticket, number, base in waiting]
+
+    def _held(self, ticket: int) -> Held:
+        """Reads that the kernel took out of their sockets have one ticket for all of them here (net/sockets.py)."""
+        found = self._tickets.get(ticket)
+        return found[0] if found is not None else self.find_held(ticket)
 
     def _release(self, tickets: list[int]) -> None:
         """What was appended for them on one way is durable, or has waiters of its own."""
