@@ -633,7 +633,7 @@ fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Optio
         buffers.push(one.batch.clone_ref(py));
     } else {
         let parts: Vec<&Py<PyByteArray>> = loan.pending.iter().map(|one| &one.batch).collect();
-        merge_all(py, &parts, time, &mut buffers, &mut fresh);
+        merge_all(py, &parts, time, &mut buffers, &mut fresh)?;
     }
     let size = buffers.iter().map(|batch| batch.bind(py).len() as u64 + loan.link_bytes()).sum::<u64>();
     if size > loan.room() || size > bytes_max as u64 {

@@ -49,6 +49,7 @@ mod records_py;
 mod routes;
 mod scatter;
 mod segment_py;
+mod slabs;
 mod tail;
 mod tails;
 mod ws_py;
