@@ -30,6 +30,7 @@ mod held;
 mod lent;
 mod make;
 mod merging;
+mod order;
 #[cfg(unix)]
 mod quic;
 #[cfg(unix)]

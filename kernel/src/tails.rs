@@ -10,16 +10,15 @@
 use crate::batch::{self, Batch};
 use crate::lent::{CaughtUp, Committed, Lents, Recalled, Sealed, Terms};
 use crate::merging::{group_end, merged};
+use crate::order::Order;
 use crate::slabs::{self, Slabs, Spot};
 use crate::tail::{Body, Kept, NONE, Pending, Place, Shown, Tail, Turn, bytes_of, following, place, place_bytes};
 use crate::{prefetch, refuse, unzeroed_array};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
-const NEAR_TOP: usize = 6; // places of a heap
 const MOVED_SLABS_MAX: usize = 8; // at a time: 0.2 ms
 const AHEAD: usize = 8; // tails between the fetch of one and its use: by then memory has answered
 
@@ -51,7 +50,7 @@ pub struct Tails {
     dirty: Vec<usize>,
     turn: Turn,
     slabs: Slabs,
-    order: BinaryHeap<Reverse<(u64, usize)>>, // one place for each tail that keeps something, by the serial of its oldest batch
+    order: Order, // one place for each tail that keeps something, by the serial of its oldest batch
     doomed: Vec<VecDeque<Kept>>,
     serial: u64,
     bytes: usize,
@@ -354,7 +353,7 @@ impl Tails {
         tail.kept.push_back(Kept { base, serial: self.serial, max_timestamp, length, place });
         if !tail.in_order {
             tail.in_order = true;
-            self.order.push(Reverse((tail.kept[0].serial, slot)));
+            self.order.push(tail.kept[0].serial, slot);
         }
     }
 
@@ -426,10 +425,12 @@ impl Tails {
             }
         }
         while freed < self.freed_max && self.bytes > self.bytes_max {
-            let Some(&Reverse((serial, slot))) = self.order.peek() else { break };
-            // Near the top of the heap are those that are next.
-            for Reverse((_, soon)) in self.order.as_slice().iter().skip(1).take(NEAR_TOP) {
-                self.tails[*soon].fetch_oldest();
+            let Some((serial, slot)) = self.order.first() else { break };
+            if let Some(later) = self.order.following(2 * AHEAD) {
+                self.tails[later].fetch();
+            }
+            if let Some(soon) = self.order.following(AHEAD) {
+                self.tails[soon].fetch_oldest();
             }
             let tail = &mut self.tails[slot];
             let oldest = tail.kept.front().map(|one| one.serial);
@@ -442,11 +443,7 @@ impl Tails {
             if oldest == Some(serial) {
                 self.drop_oldest(slot);
             }
-            // One move of its place, where taking it out and putting it in again would be two.
-            let next = self.tails[slot].kept[0].serial;
-            if let Some(mut place) = self.order.peek_mut() {
-                *place = Reverse((next, slot));
-            }
+            self.order.replace_first(self.tails[slot].kept[0].serial, slot);
         }
         !self.doomed.is_empty() || freed >= self.freed_max
     }
@@ -473,7 +470,7 @@ impl Tails {
             dirty: Vec::new(),
             turn: Turn::default(),
             slabs: Slabs::default(),
-            order: BinaryHeap::new(),
+            order: Order::default(),
             doomed: Vec::new(),
             serial: 0,
             bytes: 0,
