@@ -403,10 +403,15 @@ pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: Option<u32>)
         put(d, 40, greatest.to_le_bytes());
     }
     if let Some(seed) = seed {
-        let crc = crc32c(&d[8..], seed);
-        put(d, 4, crc.to_le_bytes());
+        checksum(d, seed);
     }
     Ok(())
+}
+
+/// Writes the checksum into a whole batch.
+pub fn checksum(d: &mut [u8], seed: u32) {
+    let crc = crc32c(&d[8..], seed);
+    put(d, 4, crc.to_le_bytes());
 }
 
 /// What the link of a whole batch with room for it must be.

@@ -12,6 +12,8 @@ const SPARES_MAX: usize = 4; // empty slabs that are kept for the next batches
 const OWNER_BYTES: usize = 8; // in front of each batch: who has it
 /// A larger batch is a Python object from the beginning: the allocator costs little beside its bytes.
 pub const BATCH_BYTES_MAX: usize = 16 * 1024;
+/// Slabs whose survivors are moved at a time: 0.2 ms.
+pub const MOVED_SLABS_MAX: usize = 8;
 
 /// Where a batch is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,15 @@ impl Slabs {
         if self.slabs[number].live == 0 && number != self.current {
             self.end(number);
         }
+    }
+
+    /// The same batch behind all others.
+    pub fn move_to_end(&mut self, owner: usize, spot: Spot, length: usize) -> Spot {
+        let d = self.bytes(spot, length).to_vec();
+        let (moved, room) = self.take(owner, length);
+        room.copy_from_slice(&d);
+        self.drop(spot, length);
+        moved
     }
 
     fn begin(&mut self) {

@@ -1,8 +1,8 @@
 //! The newest part of one partition that is kept in memory, and what is done to a batch of it. `tails.rs` has all of them, and all rules.
 
 use crate::batch::{self, MAX_OFFSET, TIMESTAMPS};
-use crate::slabs::Spot;
-use crate::{make, prefetch, refuse};
+use crate::slabs::{Slabs, Spot};
+use crate::{make, prefetch, refuse, unzeroed_array};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use std::collections::VecDeque;
@@ -74,9 +74,46 @@ pub struct Shown {
     pub view: Option<Py<PyAny>>,
 }
 
+/// Where a kept batch is.
 pub enum Place {
     Slab(Spot),
     Shown(Box<Shown>),
+}
+
+impl Place {
+    pub fn is_at(&self, spot: Spot) -> bool {
+        matches!(self, Place::Slab(own) if *own == spot)
+    }
+
+    /// It is dropped.
+    pub fn leave(self, slabs: &mut Slabs, length: usize) {
+        if let Place::Slab(spot) = self {
+            slabs.drop(spot, length);
+        }
+    }
+
+    /// What `make` made of it.
+    pub fn show<'py>(
+        &mut self,
+        py: Python<'py>,
+        slabs: &mut Slabs,
+        length: usize,
+        make: &Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Place::Slab(spot) = *self {
+            let d = slabs.bytes(spot, length);
+            let batch = unzeroed_array(py, length, |out| out.copy_from_slice(d))?.unbind();
+            *self = Place::Shown(Box::new(Shown { batch, view: None }));
+            slabs.drop(spot, length);
+        }
+        let Place::Shown(shown) = self else { return Err(refuse("no such batch")) };
+        if let Some(view) = &shown.view {
+            return Ok(view.bind(py).clone());
+        }
+        let view = make.bind(py).call1((&shown.batch,))?;
+        shown.view = Some(view.clone().unbind());
+        Ok(view)
+    }
 }
 
 pub struct Kept {

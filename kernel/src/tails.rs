@@ -19,7 +19,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use std::collections::VecDeque;
 
-const MOVED_SLABS_MAX: usize = 8; // at a time: 0.2 ms
 const AHEAD: usize = 8; // tails between the fetch of one and its use: by then memory has answered
 
 /// A topic whose publishes need no look by Python: its partitions, and how many records came this way.
@@ -359,7 +358,7 @@ impl Tails {
 
     /// Moves what lives in slabs of which much is dead, a few slabs for each call.
     fn move_survivors(&mut self) {
-        for _ in 0..MOVED_SLABS_MAX {
+        for _ in 0..slabs::MOVED_SLABS_MAX {
             let Some(number) = self.slabs.sparse() else { return };
             self.move_slab(number);
         }
@@ -370,14 +369,9 @@ impl Tails {
             let Some(tail) = self.tails.get_mut(slot) else { continue };
             let at = tail.kept.partition_point(|kept| kept.base < base);
             let Some(kept) = tail.kept.get_mut(at) else { continue };
-            if !matches!(kept.place, Place::Slab(own) if own == spot) {
-                continue; // it was dropped, or read, and its tail may be another's
-            }
-            let d = self.slabs.bytes(spot, length).to_vec();
-            let (moved, room) = self.slabs.take(slot, length);
-            room.copy_from_slice(&d);
-            kept.place = Place::Slab(moved);
-            self.slabs.drop(spot, length);
+            if kept.place.is_at(spot) {
+                kept.place = Place::Slab(self.slabs.move_to_end(slot, spot, length));
+            } // else it was dropped, or read, and its tail may be another's
         }
     }
 
@@ -401,9 +395,7 @@ impl Tails {
         let size = gone.length + self.object_bytes;
         tail.bytes -= size;
         self.bytes -= size;
-        if let Place::Slab(spot) = gone.place {
-            self.slabs.drop(spot, gone.length);
-        }
+        gone.place.leave(&mut self.slabs, gone.length);
         tail.start = tail.kept.front().map_or(tail.visible, |next| next.base);
         self.counts.dropped += 1;
     }
@@ -414,11 +406,7 @@ impl Tails {
         while freed < self.freed_max {
             let Some(list) = self.doomed.last_mut() else { break };
             let taken = list.len().min(self.freed_max - freed);
-            for gone in list.drain(list.len() - taken..) {
-                if let Place::Slab(spot) = gone.place {
-                    self.slabs.drop(spot, gone.length);
-                }
-            }
+            list.drain(list.len() - taken..).for_each(|gone| gone.place.leave(&mut self.slabs, gone.length));
             freed += taken.max(1);
             if list.is_empty() {
                 self.doomed.pop();
@@ -621,17 +609,7 @@ impl Tails {
         let mut left = max_bytes;
         while offset < tail.visible && at < tail.kept.len() {
             let kept = &mut tail.kept[at];
-            if let Place::Slab(spot) = kept.place {
-                let d = self.slabs.bytes(spot, kept.length);
-                let batch = unzeroed_array(py, d.len(), |out| out.copy_from_slice(d))?.unbind();
-                kept.place = Place::Shown(Box::new(Shown { batch, view: None }));
-                self.slabs.drop(spot, kept.length);
-            }
-            let Place::Shown(shown) = &mut kept.place else { break };
-            if shown.view.is_none() {
-                shown.view = Some(make.call1(py, (&shown.batch,))?);
-            }
-            found.append(shown.view.as_ref().expect("made above"))?;
+            found.append(kept.place.show(py, &mut self.slabs, kept.length, &make)?)?;
             left -= kept.length as i64;
             if left <= 0 {
                 break;
@@ -755,8 +733,8 @@ impl Tails {
         self.lents.take_recorded()
     }
 
-    fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
-        self.lents.take_late(slot)
+    fn take_late(&mut self, py: Python<'_>, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
+        self.lents.take_late(py, slot)
     }
 
     fn tardy_lent(&mut self, before: u64, most: usize) -> Vec<usize> {
