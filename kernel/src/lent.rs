@@ -13,9 +13,9 @@
 
 use crate::batch::{self, LINK_BYTES};
 use crate::merging::merge_all;
-use crate::slabs::{BATCH_BYTES_MAX, MOVED_SLABS_MAX, Slabs};
+use crate::slabs::{BATCH_BYTES_MAX, MOVED_SLABS_MAX, Slabs, Spot};
 use crate::tail::{Place, Shown, bytes_of, following, place};
-use crate::{make, refuse, unzeroed_bytes};
+use crate::{make, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
 use std::collections::VecDeque;
@@ -61,6 +61,41 @@ struct Moved {
     synced: bool, // all of it, in the segment itself
 }
 
+/// A committed batch that its segment does not have: in a slab, which stays for it, or in an object of Python.
+enum Late {
+    Held(Spot, u32),
+    Array(Py<PyByteArray>),
+}
+
+/// All of it in one buffer: a list of many would cost more than the copy.
+fn joined<'py>(py: Python<'py>, slabs: &Slabs, late: &[Late]) -> PyResult<Bound<'py, PyByteArray>> {
+    let length = |one: &Late| match one {
+        Late::Held(_, length) => *length as usize,
+        Late::Array(batch) => bytes_of(py, batch).len(),
+    };
+    let total = late.iter().map(length).sum();
+    unzeroed_array(py, total, |out| {
+        let mut at = 0;
+        for one in late {
+            let d = match one {
+                Late::Held(spot, length) => slabs.bytes(*spot, *length as usize),
+                Late::Array(batch) => bytes_of(py, batch),
+            };
+            out[at..at + d.len()].copy_from_slice(d);
+            at += d.len();
+        }
+    })
+}
+
+/// It is in its segment.
+fn release(slabs: &mut Slabs, late: Vec<Late>) {
+    for one in late {
+        if let Late::Held(spot, _) = one {
+            slabs.release(spot);
+        }
+    }
+}
+
 /// Where the next batch goes. `limit`: how far the segment may be written.
 struct Loan {
     inline: bool,
@@ -81,8 +116,8 @@ struct Loan {
     flight: Option<Flight>,
     spare: Vec<Py<PyByteArray>>, // empty: for the buffers of the next flight
     written: u64,                // the segment has everything before this position
-    late: Vec<u8>,               // and this comes next: it is committed
-    since: u64,                  // when the first of it was, as `commit` was told
+    late: Vec<Late>,             // and these come next: they are committed
+    since: u64,                  // when the first of them was, as `commit` was told
     visible: u64,                // and the link: of what is committed
     head: Option<Link>,
     moved: Option<Moved>,
@@ -413,7 +448,7 @@ impl Lents {
             let mut journaled = true;
             if loan.position - loan.written > later || size > later / LARGE_SHARE {
                 placed.push(slot);
-                places.push(place_of(py, loan)?);
+                places.push(place_of(py, &self.slabs, loan)?);
                 journaled = !inline;
             }
             if journaled {
@@ -471,14 +506,13 @@ impl Lents {
             }
             if flight.placed {
                 self.late_bytes -= (flight.position - loan.written) as usize;
-                loan.late = Vec::new();
+                release(&mut self.slabs, std::mem::take(&mut loan.late));
                 loan.written = loan.position;
             } else {
                 if loan.late.is_empty() {
                     loan.since = monotonic;
                     self.tardy.push_back((monotonic, slot));
                 }
-                flight.buffers.iter().for_each(|buffer| loan.late.extend_from_slice(bytes_of(py, buffer)));
                 self.late_bytes += (loan.position - flight.position) as usize;
             }
             self.owed[way(inline)] -= flight.owed;
@@ -491,10 +525,17 @@ impl Lents {
                 let length = bytes_of(py, &buffer).len();
                 self.batches += 1;
                 self.written += length as u64;
-                if length > BATCH_BYTES_MAX || self.slots[slot].watched {
+                let late = if length > BATCH_BYTES_MAX || self.slots[slot].watched {
+                    let late = Late::Array(buffer.clone_ref(py));
                     self.keep(py, slot, buffer)?; // what is watched is read at once
+                    late
                 } else {
-                    self.keep_copy(slot, bytes_of(py, &buffer))?;
+                    Late::Held(self.keep_copy(slot, bytes_of(py, &buffer), !flight.placed)?, length as u32)
+                };
+                if !flight.placed
+                    && let Some(loan) = self.slots[slot].loan.as_mut()
+                {
+                    loan.late.push(late);
                 }
             }
             let lent = &mut self.slots[slot];
@@ -539,8 +580,12 @@ impl Lents {
         loan.written = committed;
         let late = std::mem::take(&mut loan.late);
         self.late_bytes -= (committed - position) as usize;
-        let buffers = if late.is_empty() { Vec::new() } else { vec![PyByteArray::new(py, &late).unbind()] };
-        Ok((position, buffers))
+        if late.is_empty() {
+            return Ok((position, Vec::new()));
+        }
+        let buffer = joined(py, &self.slabs, &late)?.unbind();
+        release(&mut self.slabs, late);
+        Ok((position, vec![buffer]))
     }
 
     /// Slots that have had something late since `before` or longer, the oldest first, at most so many; each is named once.
@@ -567,11 +612,15 @@ impl Lents {
         self.keep_at(slot, length, base, next, Place::Shown(Box::new(Shown { batch, view: None })))
     }
 
-    /// The same of a batch that is copied.
-    fn keep_copy(&mut self, slot: usize, batch: &[u8]) -> PyResult<()> {
+    /// The same of a batch that is copied: where to. `held`: it stays there until it is released, kept or not.
+    fn keep_copy(&mut self, slot: usize, batch: &[u8], held: bool) -> PyResult<Spot> {
         let (spot, d) = self.slabs.take(slot, batch.len());
         d.copy_from_slice(batch);
-        self.keep_at(slot, batch.len(), batch::i64_at(batch, 16) as u64, next_of(batch), Place::Slab(spot))
+        if held {
+            self.slabs.hold(spot);
+        }
+        self.keep_at(slot, batch.len(), batch::i64_at(batch, 16) as u64, next_of(batch), Place::Slab(spot))?;
+        Ok(spot)
     }
 
     fn keep_at(&mut self, slot: usize, length: usize, base: u64, next: u64, place: Place) -> PyResult<()> {
@@ -702,10 +751,10 @@ fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Optio
 }
 
 /// What is late and what was just sealed go to the segment together.
-fn place_of<'py>(py: Python<'py>, loan: &mut Loan) -> PyResult<Written<'py>> {
+fn place_of<'py>(py: Python<'py>, slabs: &Slabs, loan: &mut Loan) -> PyResult<Written<'py>> {
     let listed = PyList::empty(py);
     if !loan.late.is_empty() {
-        listed.append(PyByteArray::new(py, &loan.late))?;
+        listed.append(joined(py, slabs, &loan.late)?)?;
     }
     if let Some(flight) = loan.flight.as_mut() {
         flight.placed = true;

@@ -27,6 +27,7 @@ struct Slab {
     data: Box<[u8]>, // none while it is not in use
     used: usize,
     live: usize, // bytes of it that are not dropped
+    held: usize, // batches that must stay where they are, dropped or not
 }
 
 #[derive(Default)]
@@ -68,7 +69,23 @@ impl Slabs {
         let (number, size) = (spot.slab as usize, OWNER_BYTES + length);
         self.live -= size;
         self.slabs[number].live -= size;
-        if self.slabs[number].live == 0 && number != self.current {
+        self.end_if_dead(number);
+    }
+
+    /// A batch stays where it is until it is released as often, also if it is dropped.
+    pub fn hold(&mut self, spot: Spot) {
+        self.slabs[spot.slab as usize].held += 1;
+    }
+
+    pub fn release(&mut self, spot: Spot) {
+        let number = spot.slab as usize;
+        self.slabs[number].held -= 1;
+        self.end_if_dead(number);
+    }
+
+    fn end_if_dead(&mut self, number: usize) {
+        let slab = &self.slabs[number];
+        if slab.live == 0 && slab.held == 0 && slab.used > 0 && number != self.current {
             self.end(number);
         }
     }
@@ -85,7 +102,7 @@ impl Slabs {
     fn begin(&mut self) {
         let before = self.current;
         let data = self.spare.pop().unwrap_or_else(|| vec![0; SLAB_BYTES].into_boxed_slice());
-        let slab = Slab { data, used: 0, live: 0 };
+        let slab = Slab { data, used: 0, live: 0, held: 0 };
         self.bytes += SLAB_BYTES;
         self.current = match self.unused.pop() {
             Some(number) => {
@@ -97,9 +114,7 @@ impl Slabs {
                 self.slabs.len() - 1
             }
         };
-        if self.slabs.get(before).is_some_and(|slab| before != self.current && slab.used > 0 && slab.live == 0) {
-            self.end(before);
-        }
+        self.end_if_dead(before); // it could not end while it was the current one
     }
 
     fn end(&mut self, number: usize) {
@@ -111,13 +126,14 @@ impl Slabs {
         }
     }
 
-    /// The emptiest slab, if too much of all of them is dead.
+    /// The emptiest slab whose batches may be moved, if too much of all of them is dead.
     pub fn sparse(&self) -> Option<usize> {
         if self.bytes <= self.live + self.live / 2 + DEAD_FREE {
             return None;
         }
         let others = self.slabs.iter().enumerate();
-        let others = others.filter(|(number, slab)| *number != self.current && slab.used > 0);
+        let pays = |slab: &Slab| slab.held == 0 && slab.used > 0 && slab.live <= SLAB_BYTES / 3 * 2;
+        let others = others.filter(|(number, slab)| *number != self.current && pays(slab));
         others.min_by_key(|(_, slab)| slab.live).map(|(number, _)| number)
     }
 
