@@ -530,7 +530,9 @@ impl Lents {
                     self.keep(py, slot, buffer)?; // what is watched is read at once
                     late
                 } else {
-                    Late::Held(self.keep_copy(slot, bytes_of(py, &buffer), !flight.placed)?, length as u32)
+                    let held = !flight.placed && !self.slabs.is_crowded();
+                    let spot = self.keep_copy(slot, bytes_of(py, &buffer), held)?;
+                    if held { Late::Held(spot, length as u32) } else { Late::Array(buffer) }
                 };
                 if !flight.placed
                     && let Some(loan) = self.slots[slot].loan.as_mut()

@@ -8,6 +8,7 @@ use crate::batch;
 
 const SLAB_BYTES: usize = 256 * 1024;
 const DEAD_FREE: usize = 16 * SLAB_BYTES; // so much may be dead, whatever lives
+const CROWDED: usize = 8 * DEAD_FREE;
 const SPARES_MAX: usize = 4; // empty slabs that are kept for the next batches
 const OWNER_BYTES: usize = 8; // in front of each batch: who has it
 /// A larger batch is a Python object from the beginning: the allocator costs little beside its bytes.
@@ -75,6 +76,11 @@ impl Slabs {
     /// A batch stays where it is until it is released as often, also if it is dropped.
     pub fn hold(&mut self, spot: Spot) {
         self.slabs[spot.slab as usize].held += 1;
+    }
+
+    /// So much is dead and held that nothing more should be.
+    pub fn is_crowded(&self) -> bool {
+        self.bytes > self.live + self.live / 2 + CROWDED
     }
 
     pub fn release(&mut self, spot: Spot) {
