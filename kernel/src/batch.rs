@@ -271,9 +271,26 @@ pub fn plan(head: &mut Head, sizes: &Sizes) -> Result<Layout, Refusal> {
     if head.count as u64 > MAX_BATCH_BYTES {
         return Err(TOO_LARGE);
     }
+    if head.columns == 0 && head.origins == 1 {
+        return plan_plain(head, sizes); // nearly all batches of one record: the walk would be a tenth of their time
+    }
     let w = place(head, MAX_BATCH_BYTES, None, sizes).map_err(|_| TOO_LARGE)?;
     head.length = w.end;
     Ok(w)
+}
+
+/// The same of one origin and nothing but values.
+fn plan_plain(head: &mut Head, sizes: &Sizes) -> Result<Layout, Refusal> {
+    let (origin_offsets, origin_data) = (HEADER_BYTES, HEADER_BYTES + 8);
+    let value_offsets = origin_data as u64 + pad8(sizes.origins);
+    let value_data = value_offsets + pad8(4 * (head.count as u64 + 1));
+    let end = value_data + pad8(sizes.values);
+    if end > MAX_BATCH_BYTES {
+        return Err(TOO_LARGE);
+    }
+    head.length = end as usize;
+    let (value_offsets, value_data, end) = (value_offsets as usize, value_data as usize, end as usize);
+    Ok(Layout { origin_offsets, origin_data, value_offsets, value_data, end, ..Layout::default() })
 }
 
 /// A batch in a buffer: its header is sound, all of it is there, and its columns lie inside it. Entries are not checked.

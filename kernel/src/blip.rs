@@ -438,10 +438,8 @@ impl Window<'_, '_> {
     /// Fills the batch: every byte of `out`, which is as long as planned.
     pub fn fill(&self, d: &[u8], group: &Group, plan: &(Head, Layout), origin: &[u8], now: i64, out: &mut [u8]) {
         let (head, at) = plan;
-        out[..at.value_offsets + 4].fill(0);
-        out[at.value_offsets + 4 * (group.frames + 1)..at.value_data].fill(0);
         out[at.value_data + group.bytes..].fill(0);
-        make::begin(out, head, at, &[origin]);
+        make::begin_unzeroed(out, head, at, origin);
         let (front, rest) = out.split_at_mut(at.value_data);
         let mut offsets = front[at.value_offsets + 4..at.value_offsets + 4 * (group.frames + 1)].chunks_exact_mut(4);
         let (values, behind) = rest.split_at_mut(group.bytes);

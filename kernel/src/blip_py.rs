@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 
 /// Batches of a record set that is appended to files here. Each is asked for its room by itself, so what all of them take is bounded.
+const AHEAD: usize = 8; // groups between the fetch of a tail and its use: by then memory has answered
 const HELD_SET_BYTES_MAX: usize = 1024 * 1024;
 
 fn frame_bounds(start: i64, max_frame: i64, length: usize) -> PyResult<(usize, usize)> {
@@ -225,16 +226,22 @@ fn append_groups<'a, 'py>(
     origin: &[u8],
     now: i64,
 ) -> PyResult<()> {
-    for group in &window.groups {
+    for (number, group) in window.groups.iter().enumerate() {
+        if let Some((tails, _)) = &direct.known {
+            let handle = |ahead: usize| window.groups.get(number + ahead)?.route.map(|route| route.handle);
+            handle(2 * AHEAD).inspect(|handle| tails.fetch_topic(*handle));
+            handle(AHEAD).inspect(|handle| tails.fetch_tail(*handle));
+        }
         let plan = window.plan(group, origin).map_err(refuse)?;
-        let make = || unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out));
+        let fill = |out: &mut [u8]| window.fill(d, group, &plan, origin, now, out);
+        let make = || unzeroed_array(py, plan.0.length, fill);
         let ids = || unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out));
         if let Some((tails, _)) = &mut direct.known
             && let Some(route) = group.route
             && (group.qos == 0 || route.keeps)
         {
             let count = group.frames as u64;
-            if tails.publish(py, route.handle, count, || Ok(make()?.unbind()))? {
+            if tails.publish(py, route.handle, count, plan.0.length, fill)? {
                 direct.last = Some(&route.topic);
                 continue;
             }

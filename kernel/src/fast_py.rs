@@ -10,7 +10,7 @@ use crate::routes::Routes;
 use crate::tails::Tails;
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 fn payload_bounds(start: i64, payload_max: i64, length: usize) -> PyResult<(usize, usize)> {
     let (start, _) = range(start, length as i64, length)?;
@@ -79,22 +79,22 @@ struct Direct<'a> {
 }
 
 impl Direct<'_> {
-    /// Append a batch that is made when it is known to be taken. False: Python decides.
+    /// Append a batch of this size, of which `fill` writes every byte. False: Python decides.
     fn append<'py>(
         &mut self,
         py: Python<'py>,
         (topic, jwt): (u32, &[u8]),
         (count, size): (u64, usize),
         now: i64,
-        make: &dyn Fn() -> PyResult<Bound<'py, PyByteArray>>,
+        fill: &dyn Fn(&mut [u8]),
     ) -> PyResult<bool> {
         let Some((tails, routes)) = &mut self.known else { return Ok(false) };
         let Some(route) = routes.find(&fast::route_name(topic, jwt)) else { return Ok(false) };
-        if !tails.publish(py, route.handle, count, || Ok(make()?.unbind()))? {
+        if !tails.publish(py, route.handle, count, size, fill)? {
             if !tails.takes_lent(route.handle, -1, size) {
                 return Ok(false);
             }
-            let (batch, number) = (make()?.unbind(), self.held.len());
+            let (batch, number) = (unzeroed_array(py, size, fill)?.unbind(), self.held.len());
             self.holding.append(py, tails, route.handle, -1, count, &batch, now, number)?;
         }
         let mut answers = &mut self.answers;
@@ -177,11 +177,11 @@ impl<'a, 'py> Splitter<'a, 'py> {
             let (flags, expiry) = topic_rule(self.topics, group.topic, self.now)?;
             let plan = window.plan(group, origin, flags, expiry).map_err(refuse)?;
             let size = plan.0.length;
-            let make = || unzeroed_array(py, size, |out| window.fill(d, group, &plan, origin, expiry, out));
+            let fill = |out: &mut [u8]| window.fill(d, group, &plan, origin, expiry, out);
             let count = group.packets as u64;
-            if !self.direct.append(py, (group.topic, token.jwt), (count, size), self.now, &make)? {
+            if !self.direct.append(py, (group.topic, token.jwt), (count, size), self.now, &fill)? {
                 self.direct.known = None;
-                self.items.append((fast::PUBLISH, &token.name, group.topic, make()?, count))?;
+                self.items.append((fast::PUBLISH, &token.name, group.topic, unzeroed_array(py, size, fill)?, count))?;
             }
         }
         Ok(())

@@ -90,21 +90,16 @@ impl<'a> Found<'a> {
         number: usize,
         origin: &[u8],
     ) -> PyResult<Bound<'py, PyByteArray>> {
-        self.fill(py, d, number, &self.plan(number, origin).map_err(refuse)?, origin)
+        let plan = self.plan(number, origin).map_err(refuse)?;
+        unzeroed_array(py, plan.0.length, |out| self.fill(d, number, &plan, origin, out))
     }
 
-    fn fill<'py>(
-        &self,
-        py: Python<'py>,
-        d: &[u8],
-        number: usize,
-        plan: &(Head, Layout),
-        origin: &[u8],
-    ) -> PyResult<Bound<'py, PyByteArray>> {
-        unzeroed_array(py, plan.0.length, |out| match self {
+    /// Fills every byte of the batch of a group.
+    fn fill(&self, d: &[u8], number: usize, plan: &(Head, Layout), origin: &[u8], out: &mut [u8]) {
+        match self {
             Found::Run(run) => run.fill(d, &run.groups[number], plan, origin, out),
             Found::Set(_, split) => split.fill(number, plan, origin, out),
-        })
+        }
     }
 
     pub fn order<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
@@ -114,20 +109,15 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// The replies, if all of it was appended.
+    /// The replies, if all of it was appended: `places` has partition, offset and time of each group.
     fn replies<'py>(
         &self,
         py: Python<'py>,
-        placed: &[(i32, Py<PyByteArray>)],
+        mut places: Vec<(i32, u64, i64)>,
         order: &[u8],
         flags: u8,
         before: &[u8],
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let place = |(partition, batch): &(i32, Py<PyByteArray>)| {
-            let d = bytes_of(py, batch);
-            (*partition, batch::i64_at(d, 16) as u64, batch::i64_at(d, 32))
-        };
-        let mut places: Vec<_> = placed.iter().map(place).collect();
         match self {
             Found::Run(run) => unzeroed_bytes(py, run.replies_bytes(), |out| run.fill_replies(&mut places, flags, out)),
             Found::Set(_, split) => {
@@ -315,7 +305,14 @@ impl<'d, 'r> Call<'d, 'r> {
         }
         let order = found.order(py)?;
         let answers = match rest.is_empty() {
-            true => Some(found.replies(py, &placed, order.as_bytes(), self.flags, &[])?.unbind()),
+            true => {
+                let place = |(partition, batch): &(i32, Py<PyByteArray>)| {
+                    let d = bytes_of(py, batch);
+                    (*partition, batch::i64_at(d, 16) as u64, batch::i64_at(d, 32))
+                };
+                let places = placed.iter().map(place).collect();
+                Some(found.replies(py, places, order.as_bytes(), self.flags, &[])?.unbind())
+            }
             false => None,
         };
         let (mut names, mut groups) = (Vec::new(), Vec::with_capacity(placed.len()));
@@ -345,19 +342,20 @@ impl<'d, 'r> Call<'d, 'r> {
             known.push(route);
         }
         let Some(last) = known.last().copied() else { return Ok(None) };
-        let mut placed = Vec::with_capacity(known.len());
+        let mut places = Vec::with_capacity(known.len());
         for (number, route) in known.into_iter().enumerate() {
             let (_, partition, count) = found.group(number);
-            let batch = found.batch(py, self.d, number, self.origin)?.unbind();
-            let chosen = tails.publish_at(py, route.handle, partition, count as u64, &batch, self.now)?;
-            placed.push((chosen, batch));
+            let plan = found.plan(number, self.origin).map_err(refuse)?;
+            let fill = |out: &mut [u8]| found.fill(self.d, number, &plan, self.origin, out);
+            let length = plan.0.length;
+            places.push(tails.publish_told(py, route.handle, partition, count as u64, self.now, length, fill)?);
         }
         let order = match found {
             Found::Run(_) => None, // its replies follow the frames
             Found::Set(..) => Some(found.order(py)?),
         };
         let order = order.as_ref().map_or(&[][..], |order| order.as_bytes());
-        Ok(Some((found.replies(py, &placed, order, self.flags, before)?, last)))
+        Ok(Some((found.replies(py, places, order, self.flags, before)?, last)))
     }
 }
 

@@ -13,8 +13,9 @@
 
 use crate::batch::{self, LINK_BYTES};
 use crate::merging::merge_all;
-use crate::tail::{bytes_of, following, place};
-use crate::{make, refuse, unzeroed_bytes};
+use crate::slabs::{BATCH_BYTES_MAX, MOVED_SLABS_MAX, Slabs, Spot};
+use crate::tail::{Place, Shown, bytes_of, following, place};
+use crate::{make, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
 use std::collections::VecDeque;
@@ -60,6 +61,41 @@ struct Moved {
     synced: bool, // all of it, in the segment itself
 }
 
+/// A committed batch that its segment does not have: in a slab, which stays for it, or in an object of Python.
+enum Late {
+    Held(Spot, u32),
+    Array(Py<PyByteArray>),
+}
+
+/// All of it in one buffer: a list of many would cost more than the copy.
+fn joined<'py>(py: Python<'py>, slabs: &Slabs, late: &[Late]) -> PyResult<Bound<'py, PyByteArray>> {
+    let length = |one: &Late| match one {
+        Late::Held(_, length) => *length as usize,
+        Late::Array(batch) => bytes_of(py, batch).len(),
+    };
+    let total = late.iter().map(length).sum();
+    unzeroed_array(py, total, |out| {
+        let mut at = 0;
+        for one in late {
+            let d = match one {
+                Late::Held(spot, length) => slabs.bytes(*spot, *length as usize),
+                Late::Array(batch) => bytes_of(py, batch),
+            };
+            out[at..at + d.len()].copy_from_slice(d);
+            at += d.len();
+        }
+    })
+}
+
+/// It is in its segment.
+fn release(slabs: &mut Slabs, late: Vec<Late>) {
+    for one in late {
+        if let Late::Held(spot, _) = one {
+            slabs.release(spot);
+        }
+    }
+}
+
 /// Where the next batch goes. `limit`: how far the segment may be written.
 struct Loan {
     inline: bool,
@@ -80,7 +116,7 @@ struct Loan {
     flight: Option<Flight>,
     spare: Vec<Py<PyByteArray>>, // empty: for the buffers of the next flight
     written: u64,                // the segment has everything before this position
-    late: Vec<Py<PyByteArray>>,  // and these come next: they are committed
+    late: Vec<Late>,             // and these come next: they are committed
     since: u64,                  // when the first of them was, as `commit` was told
     visible: u64,                // and the link: of what is committed
     head: Option<Link>,
@@ -112,8 +148,7 @@ struct Kept {
     next: u64,
     serial: u64,
     length: usize,
-    batch: Py<PyByteArray>,
-    view: Option<Py<PyAny>>,
+    place: Place,
 }
 
 #[derive(Default)]
@@ -130,10 +165,10 @@ pub type Terms = (u32, u32, u64, u32, i64, u64, u64, u64, i64);
 /// What waits: batch, ticket, number, base.
 pub type Waiting = (Py<PyByteArray>, u64, usize, u64);
 /// handle, buffers, position.
-type Place<'py> = (i64, Bound<'py, PyList>, u64);
+type Written<'py> = (i64, Bound<'py, PyList>, u64);
 /// how many, places, the slot of each place, table, body, unfit, appends.
 pub type Sealed<'py> =
-    (usize, Vec<Place<'py>>, Vec<usize>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
+    (usize, Vec<Written<'py>>, Vec<usize>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
 /// Slots that are low, slots that are watched.
 pub type Committed = (Vec<usize>, Vec<usize>);
 /// position and base of the first, greatest time, end, visible, link, whether all of it is synced.
@@ -152,6 +187,7 @@ pub struct Lents {
     order: VecDeque<(u64, usize)>, // of everything kept, oldest first: serial, slot
     stale: usize,                  // places in it that stand for nothing any more, at most
     serial: u64,
+    slabs: Slabs,
     moved: Vec<usize>,             // chained, of the journal: their heads are to be anchored
     recorded: Vec<usize>,          // in a record of the journal since `take_recorded`
     tardy: VecDeque<(u64, usize)>, // since when a slot has something late, oldest first
@@ -171,6 +207,11 @@ fn way(inline: bool) -> usize {
     usize::from(inline)
 }
 
+/// The offset behind a batch.
+fn next_of(d: &[u8]) -> u64 {
+    batch::i64_at(d, 16) as u64 + u64::from(batch::u32_at(d, 28))
+}
+
 fn waiting(pending: Vec<Pending>) -> Vec<Waiting> {
     pending.into_iter().map(|one| (one.batch, one.ticket, one.number, one.base)).collect()
 }
@@ -186,6 +227,7 @@ impl Lents {
             order: VecDeque::new(),
             stale: 0,
             serial: 0,
+            slabs: Slabs::default(),
             moved: Vec::new(),
             recorded: Vec::new(),
             tardy: VecDeque::new(),
@@ -406,7 +448,7 @@ impl Lents {
             let mut journaled = true;
             if loan.position - loan.written > later || size > later / LARGE_SHARE {
                 placed.push(slot);
-                places.push(place_of(py, loan)?);
+                places.push(place_of(py, &self.slabs, loan)?);
                 journaled = !inline;
             }
             if journaled {
@@ -464,14 +506,13 @@ impl Lents {
             }
             if flight.placed {
                 self.late_bytes -= (flight.position - loan.written) as usize;
-                loan.late.clear();
+                release(&mut self.slabs, std::mem::take(&mut loan.late));
                 loan.written = loan.position;
             } else {
                 if loan.late.is_empty() {
                     loan.since = monotonic;
                     self.tardy.push_back((monotonic, slot));
                 }
-                loan.late.extend(flight.buffers.iter().map(|buffer| buffer.clone_ref(py)));
                 self.late_bytes += (loan.position - flight.position) as usize;
             }
             self.owed[way(inline)] -= flight.owed;
@@ -481,9 +522,23 @@ impl Lents {
                 loan.pending = flight.waiting; // a record of a thousand partitions would make and free as many
             }
             for buffer in flight.buffers.drain(..) {
+                let length = bytes_of(py, &buffer).len();
                 self.batches += 1;
-                self.written += bytes_of(py, &buffer).len() as u64;
-                self.keep(py, slot, buffer)?;
+                self.written += length as u64;
+                let late = if length > BATCH_BYTES_MAX || self.slots[slot].watched {
+                    let late = Late::Array(buffer.clone_ref(py));
+                    self.keep(py, slot, buffer)?; // what is watched is read at once
+                    late
+                } else {
+                    let held = !flight.placed && !self.slabs.is_crowded();
+                    let spot = self.keep_copy(slot, bytes_of(py, &buffer), held)?;
+                    if held { Late::Held(spot, length as u32) } else { Late::Array(buffer) }
+                };
+                if !flight.placed
+                    && let Some(loan) = self.slots[slot].loan.as_mut()
+                {
+                    loan.late.push(late);
+                }
             }
             let lent = &mut self.slots[slot];
             if let Some(loan) = lent.loan.as_mut() {
@@ -497,6 +552,7 @@ impl Lents {
                 self.recorded.push(slot);
             }
         }
+        self.move_survivors();
         Ok((low, watched))
     }
 
@@ -520,13 +576,18 @@ impl Lents {
     }
 
     /// What the segment does not have yet, and where it goes. From here on it counts as written.
-    pub fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
+    pub fn take_late(&mut self, py: Python<'_>, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
         let loan = self.slot(slot)?.loan.as_mut().ok_or_else(|| refuse("it is not lent"))?;
         let (position, committed) = (loan.written, loan.committed());
         loan.written = committed;
         let late = std::mem::take(&mut loan.late);
         self.late_bytes -= (committed - position) as usize;
-        Ok((position, late))
+        if late.is_empty() {
+            return Ok((position, Vec::new()));
+        }
+        let buffer = joined(py, &self.slabs, &late)?.unbind();
+        release(&mut self.slabs, late);
+        Ok((position, vec![buffer]))
     }
 
     /// Slots that have had something late since `before` or longer, the oldest first, at most so many; each is named once.
@@ -549,17 +610,44 @@ impl Lents {
     /// it are forgotten.
     pub fn keep(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>) -> PyResult<()> {
         let d = bytes_of(py, &batch);
-        let (length, base) = (d.len(), batch::i64_at(d, 16) as u64);
-        let next = base + u64::from(batch::u32_at(d, 28));
+        let (length, base, next) = (d.len(), batch::i64_at(d, 16) as u64, next_of(d));
+        self.keep_at(slot, length, base, next, Place::Shown(Box::new(Shown { batch, view: None })))
+    }
+
+    /// The same of a batch that is copied: where to. `held`: it stays there until it is released, kept or not.
+    fn keep_copy(&mut self, slot: usize, batch: &[u8], held: bool) -> PyResult<Spot> {
+        let (spot, d) = self.slabs.take(slot, batch.len());
+        d.copy_from_slice(batch);
+        if held {
+            self.slabs.hold(spot);
+        }
+        self.keep_at(slot, batch.len(), batch::i64_at(batch, 16) as u64, next_of(batch), Place::Slab(spot))?;
+        Ok(spot)
+    }
+
+    fn keep_at(&mut self, slot: usize, length: usize, base: u64, next: u64, place: Place) -> PyResult<()> {
         if self.slot(slot)?.kept.back().is_some_and(|last| last.next != base) {
             self.forget(slot)?;
         }
         self.serial += 1;
-        self.slots[slot].kept.push_back(Kept { base, next, serial: self.serial, length, batch, view: None });
+        self.slots[slot].kept.push_back(Kept { base, next, serial: self.serial, length, place });
         self.order.push_back((self.serial, slot));
         self.bytes += length + self.object_bytes;
         self.trim();
         Ok(())
+    }
+
+    /// Moves what lives in slabs of which much is dead, a few slabs for each call.
+    fn move_survivors(&mut self) {
+        for _ in 0..MOVED_SLABS_MAX {
+            let Some(number) = self.slabs.sparse() else { return };
+            for (slot, spot, length, base) in self.slabs.batches(number) {
+                let Some(kept) = self.slots.get_mut(slot).map(|lent| &mut lent.kept) else { continue };
+                let at = kept.partition_point(|one| one.base < base);
+                let Some(one) = kept.get_mut(at).filter(|one| one.place.is_at(spot)) else { continue };
+                one.place = Place::Slab(self.slabs.move_to_end(slot, spot, length));
+            }
+        }
     }
 
     /// Drop the oldest of all until they are within their bound, at most `freed_max` of them now.
@@ -571,8 +659,9 @@ impl Lents {
             let Some((serial, slot)) = self.order.pop_front() else { return };
             let kept = &mut self.slots[slot].kept;
             if kept.front().is_some_and(|oldest| oldest.serial == serial) {
-                let length = kept.pop_front().map_or(0, |oldest| oldest.length);
-                self.bytes -= length + self.object_bytes;
+                let Some(oldest) = kept.pop_front() else { return };
+                self.bytes -= oldest.length + self.object_bytes;
+                oldest.place.leave(&mut self.slabs, oldest.length);
             }
         }
     }
@@ -581,6 +670,7 @@ impl Lents {
         let kept = std::mem::take(&mut self.slot(slot)?.kept);
         self.bytes -= kept.iter().map(|one| one.length + self.object_bytes).sum::<usize>();
         self.stale += kept.len();
+        kept.into_iter().for_each(|one| one.place.leave(&mut self.slabs, one.length));
         if self.stale > self.order.len() / 2 {
             self.stale = 0;
             let slots = &self.slots;
@@ -599,7 +689,7 @@ impl Lents {
         max_bytes: i64,
         make: &Py<PyAny>,
     ) -> PyResult<Option<Bound<'py, PyList>>> {
-        let kept = &mut self.slot(slot)?.kept;
+        let kept = &mut self.slots.get_mut(slot).ok_or_else(|| refuse("no such slot"))?.kept;
         let reaches = kept.front().is_some_and(|first| first.base <= offset);
         if !reaches || kept.back().is_none_or(|last| last.next <= offset) {
             return Ok(None);
@@ -608,12 +698,7 @@ impl Lents {
         let mut left = max_bytes;
         let first = kept.partition_point(|one| one.base <= offset).saturating_sub(1);
         for one in kept.iter_mut().skip(first) {
-            let view = match &one.view {
-                Some(view) => view.clone_ref(py),
-                None => make.call1(py, (&one.batch,))?,
-            };
-            found.append(&view)?;
-            one.view = Some(view);
+            found.append(one.place.show(py, &mut self.slabs, one.length, make)?)?;
             left -= one.length as i64;
             if left <= 0 {
                 break;
@@ -633,7 +718,7 @@ fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Optio
         buffers.push(one.batch.clone_ref(py));
     } else {
         let parts: Vec<&Py<PyByteArray>> = loan.pending.iter().map(|one| &one.batch).collect();
-        merge_all(py, &parts, time, &mut buffers, &mut fresh);
+        merge_all(py, &parts, time, &mut buffers, &mut fresh)?;
     }
     let size = buffers.iter().map(|batch| batch.bind(py).len() as u64 + loan.link_bytes()).sum::<u64>();
     if size > loan.room() || size > bytes_max as u64 {
@@ -653,8 +738,7 @@ fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Optio
             loan.link = Some(make::link(d, loan.seed, &before, loan.key.as_ref()));
         } else {
             // SAFETY: as above.
-            let d = unsafe { batch.bind(py).as_bytes_mut() };
-            make::seal(d, None, Some(loan.seed)).map_err(refuse)?;
+            make::checksum(unsafe { batch.bind(py).as_bytes_mut() }, loan.seed);
         }
         let d = bytes_of(py, batch);
         next += u64::from(batch::u32_at(d, 28));
@@ -669,8 +753,11 @@ fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Optio
 }
 
 /// What is late and what was just sealed go to the segment together.
-fn place_of<'py>(py: Python<'py>, loan: &mut Loan) -> PyResult<Place<'py>> {
-    let listed = PyList::new(py, &loan.late)?;
+fn place_of<'py>(py: Python<'py>, slabs: &Slabs, loan: &mut Loan) -> PyResult<Written<'py>> {
+    let listed = PyList::empty(py);
+    if !loan.late.is_empty() {
+        listed.append(joined(py, slabs, &loan.late)?)?;
+    }
     if let Some(flight) = loan.flight.as_mut() {
         flight.placed = true;
         for buffer in &flight.buffers {

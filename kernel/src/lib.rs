@@ -32,6 +32,7 @@ mod held;
 mod lent;
 mod make;
 mod merging;
+mod order;
 #[cfg(unix)]
 mod quic;
 #[cfg(unix)]
@@ -51,6 +52,7 @@ mod records_py;
 mod routes;
 mod scatter;
 mod segment_py;
+mod slabs;
 #[cfg(target_os = "linux")]
 mod sockets;
 mod tail;

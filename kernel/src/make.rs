@@ -5,7 +5,7 @@
 
 use crate::batch::{
     Batch, CHAIN, HEADER_BYTES, HEADERS, Head, KEY_NULLS, KEYS, LINK_BYTES, Layout, MAX_BATCH_BYTES, MAX_OFFSET,
-    MAX_ORIGINS_ENTRIES, Refusal, SPARSE, Sizes, TOO_LARGE, crc32c, head_at, i32_at, plan, put,
+    MAX_ORIGINS_ENTRIES, Refusal, SPARSE, Sizes, TOO_LARGE, crc32c, head_at, i32_at, plan, put, u16_at, u32_at,
 };
 use std::collections::HashMap;
 
@@ -74,6 +74,19 @@ pub fn begin(d: &mut [u8], head: &Head, at: &Layout, origins: &[&[u8]]) {
     for origin in origins {
         writer.push(d, origin);
     }
+}
+
+/// As `begin`, into bytes that are not zeroed, of one origin: everything up to the first value offset, and what is behind the last of
+/// them before their data.
+pub fn begin_unzeroed(d: &mut [u8], head: &Head, at: &Layout, origin: &[u8]) {
+    // What is written later overwrites some of these zeros: two moves of eight bytes are cheaper than to zero what is left.
+    put(d, at.value_data - 8, [0; 8]);
+    put(d, at.value_offsets - 8, [0; 8]);
+    put(d, at.value_offsets, [0; 4]);
+    put(d, at.origin_offsets, [0; 4]);
+    head.write(d);
+    put(d, at.origin_offsets + 4, (origin.len() as u32).to_le_bytes());
+    d[at.origin_data..at.origin_data + origin.len()].copy_from_slice(origin);
 }
 
 /// A merge that is possible: what the batch will look like and which number each origin gets.
@@ -179,6 +192,87 @@ impl<'a> Merge<'a> {
             row += n;
         }
     }
+}
+
+/// A merge of sound batches of one and the same origin with nothing but values: what `Merge` makes of them, without its tables.
+pub struct PlainMerge<'a> {
+    parts: &'a [&'a [u8]],
+    pub head: Head,
+    values: usize, // where their offsets begin, in each
+    bytes: usize,
+}
+
+/// Where the data of n values whose offsets begin at `values` begins.
+fn data_at(values: usize, n: usize) -> usize {
+    (values + 4 * (n + 1)).next_multiple_of(8)
+}
+
+impl<'a> PlainMerge<'a> {
+    /// None: they are not of this kind, or not sound; `Merge` knows.
+    pub fn new(parts: &'a [&'a [u8]]) -> Option<PlainMerge<'a>> {
+        let first = *parts.first()?;
+        if first.len() < HEADER_BYTES + 8 || i32_at(first, HEADER_BYTES) != 0 {
+            return None;
+        }
+        let origin = usize::try_from(i32_at(first, HEADER_BYTES + 4)).ok()?;
+        let values = (HEADER_BYTES + 8).checked_add(origin)?.next_multiple_of(8);
+        // How many origins there are, and the one.
+        let front = first.get(62..values)?;
+        let one_origin = front[..2] == [1, 0] && first[HEADER_BYTES + 8 + origin..values].iter().all(|b| *b == 0);
+        if !one_origin {
+            return None;
+        }
+        let mut head = Head { flags: u16_at(first, 12), origins: 1, ..Head::default() };
+        let mut bytes = 0;
+        for d in parts {
+            // Same flags, no columns, no producer, one origin.
+            if d.get(62..values)? != front || d[12..14] != first[12..14] || d[14..16] != [0, 0] || d[48..56] != [0; 8] {
+                return None;
+            }
+            let n = u32_at(d, 24) as usize;
+            bytes += plain_size(d, values, n)?;
+            head.count += n;
+        }
+        head.span = u32::try_from(head.count).ok()?;
+        head.length = (data_at(values, head.count) + bytes).next_multiple_of(8);
+        (head.length as u64 <= MAX_BATCH_BYTES).then_some(PlainMerge { parts, head, values, bytes })
+    }
+
+    /// Fills every byte of `d`, which is as long as planned.
+    pub fn fill(&self, d: &mut [u8]) {
+        let (values, data) = (self.values, data_at(self.values, self.head.count));
+        self.head.write(d);
+        d[HEADER_BYTES..values].copy_from_slice(&self.parts[0][HEADER_BYTES..values]);
+        put(d, values, [0; 4]);
+        d[values + 4 * (self.head.count + 1)..data].fill(0);
+        d[data + self.bytes..].fill(0);
+        let (mut end, mut size) = (values + 4, 0);
+        for part in self.parts {
+            let n = u32_at(part, 24) as usize;
+            for i in 1..=n {
+                put(d, end, (size + i32_at(part, values + 4 * i)).to_le_bytes());
+                end += 4;
+            }
+            let (from, more) = (data_at(values, n), i32_at(part, values + 4 * n) as usize);
+            let to = data + size as usize;
+            d[to..to + more].copy_from_slice(&part[from..from + more]);
+            size += more as i32;
+        }
+    }
+}
+
+/// The bytes of the values of a batch that has nothing behind them; None: it is not sound.
+fn plain_size(d: &[u8], values: usize, n: usize) -> Option<usize> {
+    let data = data_at(values, n);
+    if n == 0 || u32_at(d, 28) as usize != n || u32_at(d, 8) as usize != d.len() || data > d.len() {
+        return None;
+    }
+    let size = usize::try_from(i32_at(d, values + 4 * n)).ok()?;
+    let rising = (0..n).all(|i| i32_at(d, values + 4 * i) <= i32_at(d, values + 4 * i + 4));
+    let end = data.checked_add(size)?;
+    let whole = end.next_multiple_of(8) == d.len() && i32_at(d, values) == 0;
+    let zero = |from: usize, to: usize| d[from..to].iter().all(|b| *b == 0);
+    (whole && rising && zero(values + 4 * (n + 1), data) && zero(end, d.len())).then_some(size)
 }
 
 /// Marks the n entries of a column as present from `row` on: as the batch's own bitmap says, or all if it has none.
@@ -322,10 +416,15 @@ pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: Option<u32>)
         put(d, 40, greatest.to_le_bytes());
     }
     if let Some(seed) = seed {
-        let crc = crc32c(&d[8..], seed);
-        put(d, 4, crc.to_le_bytes());
+        checksum(d, seed);
     }
     Ok(())
+}
+
+/// Writes the checksum into a whole batch.
+pub fn checksum(d: &mut [u8], seed: u32) {
+    let crc = crc32c(&d[8..], seed);
+    put(d, 4, crc.to_le_bytes());
 }
 
 /// What the link of a whole batch with room for it must be.

@@ -2,24 +2,23 @@
 //!
 //! A door appends to any number of topics in one call (`blip_append`, `fast_append`, `fly_append`), one call at the end of the turn gives everything its
 //! offset and makes it visible (`seal`), and nothing in between is done by Python for each topic. No I/O, no clock: the turn's
-//! time is handed in. The batches are Python's bytearrays, because readers and subscribers hold them; that is the only reason
-//! why Python is known here. `pure_tails.py` is the same in Python, and the specification.
+//! time is handed in. A small batch is in slabs (`slabs.rs`) until somebody reads it: only then it becomes a bytearray of
+//! Python's, as readers and subscribers hold it. `pure_tails.py` is the same in Python, and the specification.
 //!
 //!     append -> pending --(seal: merge, offsets, time)--> kept, visible --(bounds, age)--> dropped, oldest first
 
 use crate::batch::{self, Batch};
 use crate::lent::{CaughtUp, Committed, Lents, Recalled, Sealed, Terms};
 use crate::merging::{group_end, merged};
-use crate::refuse;
-use crate::tail::{Kept, Pending, Tail, bytes_of, following, place};
+use crate::order::Order;
+use crate::slabs::{self, Slabs, Spot};
+use crate::tail::{Body, Kept, NONE, Pending, Place, Shown, Tail, Turn, bytes_of, following, place, place_bytes};
+use crate::{prefetch, refuse, unzeroed_array};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
-const SPARES_MAX: usize = 4_096;
-const NEAR_TOP: usize = 6; // places of a heap
 const AHEAD: usize = 8; // tails between the fetch of one and its use: by then memory has answered
 
 /// A topic whose publishes need no look by Python: its partitions, and how many records came this way.
@@ -48,8 +47,9 @@ pub struct Tails {
     topics: Vec<Topic>,
     free_topics: Vec<usize>,
     dirty: Vec<usize>,
-    spare: Vec<Vec<Pending>>, // empty, with room: a turn over a thousand topics would make and free as many
-    order: BinaryHeap<Reverse<(u64, usize)>>, // one place for each tail that keeps something, by the serial of its oldest batch
+    turn: Turn,
+    slabs: Slabs,
+    order: Order, // one place for each tail that keeps something, by the serial of its oldest batch
     doomed: Vec<VecDeque<Kept>>,
     serial: u64,
     bytes: usize,
@@ -67,34 +67,66 @@ impl Tails {
     }
 
     /// Takes a whole, sound batch: `seal` does not refuse any.
-    fn push(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, waits: bool) -> PyResult<u64> {
-        let span = u64::from(batch::u32_at(bytes_of(py, &batch), 28));
-        let tail = self.tail(slot)?;
+    fn push(&mut self, slot: usize, body: Body, span: u64, waits: bool) -> PyResult<u64> {
+        let number = self.turn.pending.len() as u32;
+        let tail = self.tails.get_mut(slot).ok_or_else(|| refuse("no such tail"))?;
         let base = tail.end;
         tail.end = base + span;
-        let first = tail.pending.is_empty();
-        if first {
+        if tail.first == NONE {
+            tail.first = number;
             self.dirty.push(slot);
-            if let Some(spare) = self.spare.pop() {
-                self.tails[slot].pending = spare;
-            }
+        } else {
+            self.turn.pending[tail.last as usize].next = number;
         }
-        self.tails[slot].pending.push(Pending { batch, base, waits });
+        tail.last = number;
+        self.turn.pending.push(Pending { body, base, waits, next: NONE });
         Ok(base)
     }
 
-    /// Append to a topic whose handle is current and open, to the next of its partitions. False: Python decides.
+    fn push_array(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, waits: bool) -> PyResult<u64> {
+        let span = u64::from(batch::u32_at(bytes_of(py, &batch), 28));
+        self.push(slot, Body::Array(batch), span, waits)
+    }
+
+    /// A batch of this size, of which `fill` writes every byte.
+    fn make(&mut self, py: Python<'_>, length: usize, fill: impl FnOnce(&mut [u8])) -> PyResult<Body> {
+        if length > slabs::BATCH_BYTES_MAX {
+            return Ok(Body::Array(unzeroed_array(py, length, fill)?.unbind()));
+        }
+        Ok(self.turn.make(length, fill))
+    }
+
+    /// Append to a topic whose handle is current and open, to the next of its partitions: a batch of `count` records and this size, of
+    /// which `fill` writes every byte. False: Python decides.
     pub fn publish(
         &mut self,
         py: Python<'_>,
         handle: u64,
         count: u64,
-        make: impl FnOnce() -> PyResult<Py<PyByteArray>>,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
     ) -> PyResult<bool> {
         let Some(slot) = self.next_slot(handle, count) else { return Ok(false) };
-        let batch = make()?;
-        self.push(py, slot, batch, false)?;
+        let body = self.make(py, length, fill)?;
+        self.push(slot, body, count, false)?;
         Ok(true)
+    }
+
+    /// What `publish` to this handle reads first is fetched.
+    pub fn fetch_topic(&self, handle: u64) {
+        if let Some(topic) = self.topics.get(handle as u32 as usize) {
+            prefetch(topic);
+        }
+    }
+
+    /// And what it reads then.
+    pub fn fetch_tail(&self, handle: u64) {
+        if let Some(topic) = self.topics.get(handle as u32 as usize)
+            && !topic.lent
+            && let Some(tail) = topic.slots.get(topic.next).and_then(|slot| self.tails.get(*slot))
+        {
+            prefetch(tail);
+        }
     }
 
     /// Is this handle current and open, and does its topic have this partition (-1: the next in turn)?
@@ -162,18 +194,43 @@ impl Tails {
         batch: &Py<PyByteArray>,
         now: i64,
     ) -> PyResult<i32> {
-        let topic = &mut self.topics[handle as u32 as usize];
-        let (partition, slot) = if partition < 0 {
-            (topic.next as i32, self.next_slot(handle, count).ok_or_else(|| refuse("no such topic"))?)
-        } else {
-            topic.published += count;
-            (partition, topic.slots[partition as usize])
-        };
-        let base = self.push(py, slot, batch.clone_ref(py), false)?;
-        let tail = &mut self.tails[slot];
-        let time = *tail.told_time.get_or_insert(following(now, tail.last_time));
-        place(py, batch, base, time)?;
+        let (partition, slot) = self.chosen_slot(handle, partition, count)?;
+        let base = self.push_array(py, slot, batch.clone_ref(py), false)?;
+        place(py, batch, base, self.tell_time(slot, now))?;
         Ok(partition)
+    }
+
+    /// The same of a batch that is made here, as `publish` makes it: partition, offset and time.
+    #[allow(clippy::too_many_arguments)]
+    pub fn publish_told(
+        &mut self,
+        py: Python<'_>,
+        handle: u64,
+        partition: i32,
+        count: u64,
+        now: i64,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> PyResult<(i32, u64, i64)> {
+        let (partition, slot) = self.chosen_slot(handle, partition, count)?;
+        let body = self.make(py, length, fill)?;
+        let base = self.push(slot, body, count, false)?;
+        Ok((partition, base, self.tell_time(slot, now)))
+    }
+
+    fn chosen_slot(&mut self, handle: u64, partition: i32, count: u64) -> PyResult<(i32, usize)> {
+        let topic = &mut self.topics[handle as u32 as usize];
+        if partition < 0 {
+            return Ok((topic.next as i32, self.next_slot(handle, count).ok_or_else(|| refuse("no such topic"))?));
+        }
+        topic.published += count;
+        Ok((partition, topic.slots[partition as usize]))
+    }
+
+    /// The time of what is appended in this turn, of which somebody is told now.
+    fn tell_time(&mut self, slot: usize, now: i64) -> i64 {
+        let tail = &mut self.tails[slot];
+        *tail.told_time.get_or_insert(following(now, tail.last_time))
     }
 
     fn next_slot(&mut self, handle: u64, count: u64) -> Option<usize> {
@@ -187,50 +244,104 @@ impl Tails {
         Some(slot)
     }
 
-    fn seal_one(&mut self, py: Python<'_>, slot: usize, now: i64) -> PyResult<()> {
-        let mut pending = std::mem::take(&mut self.tails[slot].pending);
-        self.counts.appends += pending.len() as u64;
+    fn seal_one(&mut self, py: Python<'_>, turn: &mut Turn, slot: usize, now: i64) -> PyResult<()> {
         let tail = &mut self.tails[slot];
+        let (first, last) = (tail.first, tail.last);
+        (tail.first, tail.last) = (NONE, NONE);
         let now = tail.told_time.take().unwrap_or_else(|| following(now, tail.last_time));
         tail.last_time = now;
-        if pending.len() == 1 {
-            let one = pending.pop().expect("one is there");
-            self.keep(py, slot, one.batch, now)?;
+        if first == last {
+            self.counts.appends += 1;
+            self.keep_pending(py, turn, slot, first, now)?;
         } else {
-            let parts: Vec<&Py<PyByteArray>> = pending.iter().map(|one| &one.batch).collect();
-            let mut first = 0;
-            while first < pending.len() {
-                let last = group_end(py, &parts, first);
-                let group = &pending[first..last];
-                if let Some(batch) = merged(py, &parts[first..last], now) {
-                    for one in group.iter().filter(|one| one.waits) {
-                        place(py, &one.batch, one.base, now)?;
-                    }
-                    self.keep(py, slot, batch, now)?;
-                } else {
-                    for one in group {
-                        self.keep(py, slot, one.batch.clone_ref(py), now)?;
-                    }
-                }
-                first = last;
-            }
-        }
-        if self.spare.len() < SPARES_MAX {
-            pending.clear();
-            self.spare.push(pending);
+            self.seal_several(py, turn, slot, first, now)?;
         }
         let tail = &mut self.tails[slot];
         tail.visible = tail.end;
-        self.drop_over_bound(slot, i64::MIN);
+        if tail.bytes > tail.bytes_max {
+            self.drop_over_bound(slot, i64::MIN);
+        }
         Ok(())
     }
 
-    fn keep(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, now: i64) -> PyResult<()> {
-        let tail = &mut self.tails[slot];
-        let base = tail.visible;
-        place(py, &batch, base, now)?;
+    fn seal_several(&mut self, py: Python<'_>, turn: &mut Turn, slot: usize, first: u32, now: i64) -> PyResult<()> {
+        let mut numbers = Vec::new();
+        let mut next = first;
+        while next != NONE {
+            numbers.push(next);
+            next = turn.pending[next as usize].next;
+        }
+        self.counts.appends += numbers.len() as u64;
+        let mut begin = 0;
+        while begin < numbers.len() {
+            let parts: Vec<&[u8]> =
+                numbers[begin..].iter().map(|one| turn.bytes(py, &turn.pending[*one as usize].body)).collect();
+            let size = group_end(&parts, 0);
+            let group = &numbers[begin..begin + size];
+            begin += size;
+            if let Some(merge) = merged(&parts[..size], now) {
+                if self.is_slab(slot, merge.length()) {
+                    let (spot, d) = self.slabs.take(slot, merge.length());
+                    merge.fill(d);
+                    self.keep_spot(slot, spot, merge.length(), now)?;
+                } else {
+                    self.keep_array(py, slot, merge.array(py)?, now)?;
+                }
+                for one in group.iter().map(|one| &turn.pending[*one as usize]).filter(|one| one.waits) {
+                    if let Body::Array(batch) = &one.body {
+                        place(py, batch, one.base, now)?;
+                    }
+                }
+            } else {
+                for one in group {
+                    self.keep_pending(py, turn, slot, *one, now)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Is a batch of this size of this tail kept in a slab? What is watched is read at once.
+    fn is_slab(&self, slot: usize, length: usize) -> bool {
+        length <= slabs::BATCH_BYTES_MAX && !self.tails[slot].watched
+    }
+
+    fn keep_pending(&mut self, py: Python<'_>, turn: &Turn, slot: usize, number: u32, now: i64) -> PyResult<()> {
+        match &turn.pending[number as usize].body {
+            Body::Array(batch) => self.keep_array(py, slot, batch.clone_ref(py), now),
+            body => {
+                let made = turn.bytes(py, body);
+                if self.is_slab(slot, made.len()) {
+                    let (spot, d) = self.slabs.take(slot, made.len());
+                    d.copy_from_slice(made);
+                    return self.keep_spot(slot, spot, made.len(), now);
+                }
+                let batch = unzeroed_array(py, made.len(), |d| d.copy_from_slice(made))?.unbind();
+                self.keep_array(py, slot, batch, now)
+            }
+        }
+    }
+
+    fn keep_spot(&mut self, slot: usize, spot: Spot, length: usize, now: i64) -> PyResult<()> {
+        let base = self.tails[slot].visible;
+        let d = self.slabs.bytes_mut(spot, length);
+        place_bytes(d, base, now)?;
+        let (span, max_timestamp) = (u64::from(batch::u32_at(d, 28)), batch::i64_at(d, 40));
+        self.keep(slot, span, max_timestamp, length, Place::Slab(spot));
+        Ok(())
+    }
+
+    fn keep_array(&mut self, py: Python<'_>, slot: usize, batch: Py<PyByteArray>, now: i64) -> PyResult<()> {
+        place(py, &batch, self.tails[slot].visible, now)?;
         let d = bytes_of(py, &batch);
         let (length, span, max_timestamp) = (d.len(), u64::from(batch::u32_at(d, 28)), batch::i64_at(d, 40));
+        self.keep(slot, span, max_timestamp, length, Place::Shown(Box::new(Shown { batch, view: None })));
+        Ok(())
+    }
+
+    fn keep(&mut self, slot: usize, span: u64, max_timestamp: i64, length: usize, place: Place) {
+        let tail = &mut self.tails[slot];
+        let base = tail.visible;
         tail.visible = base + span;
         self.serial += 1;
         let size = length + self.object_bytes;
@@ -238,12 +349,30 @@ impl Tails {
         self.bytes += size;
         self.counts.batches += 1;
         self.counts.bytes += length as u64;
-        tail.kept.push_back(Kept { base, serial: self.serial, max_timestamp, length, batch, view: None });
+        tail.kept.push_back(Kept { base, serial: self.serial, max_timestamp, length, place });
         if !tail.in_order {
             tail.in_order = true;
-            self.order.push(Reverse((tail.kept[0].serial, slot)));
+            self.order.push(tail.kept[0].serial, slot);
         }
-        Ok(())
+    }
+
+    /// Moves what lives in slabs of which much is dead, a few slabs for each call.
+    fn move_survivors(&mut self) {
+        for _ in 0..slabs::MOVED_SLABS_MAX {
+            let Some(number) = self.slabs.sparse() else { return };
+            self.move_slab(number);
+        }
+    }
+
+    fn move_slab(&mut self, number: usize) {
+        for (slot, spot, length, base) in self.slabs.batches(number) {
+            let Some(tail) = self.tails.get_mut(slot) else { continue };
+            let at = tail.kept.partition_point(|kept| kept.base < base);
+            let Some(kept) = tail.kept.get_mut(at) else { continue };
+            if kept.place.is_at(spot) {
+                kept.place = Place::Slab(self.slabs.move_to_end(slot, spot, length));
+            } // else it was dropped, or read, and its tail may be another's
+        }
     }
 
     /// Drops the oldest: what is over the topic's own bound, except for the newest batch, and what is older than `before`, at
@@ -266,6 +395,7 @@ impl Tails {
         let size = gone.length + self.object_bytes;
         tail.bytes -= size;
         self.bytes -= size;
+        gone.place.leave(&mut self.slabs, gone.length);
         tail.start = tail.kept.front().map_or(tail.visible, |next| next.base);
         self.counts.dropped += 1;
     }
@@ -276,17 +406,19 @@ impl Tails {
         while freed < self.freed_max {
             let Some(list) = self.doomed.last_mut() else { break };
             let taken = list.len().min(self.freed_max - freed);
-            list.drain(list.len() - taken..);
+            list.drain(list.len() - taken..).for_each(|gone| gone.place.leave(&mut self.slabs, gone.length));
             freed += taken.max(1);
             if list.is_empty() {
                 self.doomed.pop();
             }
         }
         while freed < self.freed_max && self.bytes > self.bytes_max {
-            let Some(&Reverse((serial, slot))) = self.order.peek() else { break };
-            // Near the top of the heap are those that are next.
-            for Reverse((_, soon)) in self.order.as_slice().iter().skip(1).take(NEAR_TOP) {
-                self.tails[*soon].fetch_oldest();
+            let Some((serial, slot)) = self.order.first() else { break };
+            if let Some(later) = self.order.following(2 * AHEAD) {
+                self.tails[later].fetch();
+            }
+            if let Some(soon) = self.order.following(AHEAD) {
+                self.tails[soon].fetch_oldest();
             }
             let tail = &mut self.tails[slot];
             let oldest = tail.kept.front().map(|one| one.serial);
@@ -299,11 +431,7 @@ impl Tails {
             if oldest == Some(serial) {
                 self.drop_oldest(slot);
             }
-            // One move of its place, where taking it out and putting it in again would be two.
-            let next = self.tails[slot].kept[0].serial;
-            if let Some(mut place) = self.order.peek_mut() {
-                *place = Reverse((next, slot));
-            }
+            self.order.replace_first(self.tails[slot].kept[0].serial, slot);
         }
         !self.doomed.is_empty() || freed >= self.freed_max
     }
@@ -328,8 +456,9 @@ impl Tails {
             topics: Vec::new(),
             free_topics: Vec::new(),
             dirty: Vec::new(),
-            spare: Vec::new(),
-            order: BinaryHeap::new(),
+            turn: Turn::default(),
+            slabs: Slabs::default(),
+            order: Order::default(),
             doomed: Vec::new(),
             serial: 0,
             bytes: 0,
@@ -343,15 +472,14 @@ impl Tails {
     }
 
     fn open(&mut self, bytes_max: usize) -> usize {
-        let tail = Tail { bytes_max, ..Tail::default() };
         match self.free.pop() {
             Some(slot) => {
                 let in_order = self.tails[slot].in_order; // the place of the one before it is still there
-                self.tails[slot] = Tail { in_order, ..tail };
+                self.tails[slot] = Tail::new(bytes_max, in_order);
                 slot
             }
             None => {
-                self.tails.push(tail);
+                self.tails.push(Tail::new(bytes_max, false));
                 self.tails.len() - 1
             }
         }
@@ -366,7 +494,7 @@ impl Tails {
         let kept = std::mem::take(&mut tail.kept);
         tail.bytes = 0;
         tail.told_time = None;
-        tail.pending.clear();
+        (tail.first, tail.last) = (NONE, NONE);
         tail.topic = None;
         if !kept.is_empty() {
             self.doomed.push(kept);
@@ -425,7 +553,7 @@ impl Tails {
         if Batch::open(d, 0).map_err(refuse)?.head.length != d.len() {
             return Err(refuse("the bytearray must hold exactly one batch"));
         }
-        self.push(py, slot, batch, waits)
+        self.push_array(py, slot, batch, waits)
     }
 
     #[getter]
@@ -435,7 +563,7 @@ impl Tails {
 
     fn seal(&mut self, py: Python<'_>, now: i64) -> PyResult<(Vec<usize>, bool)> {
         let mut moved = Vec::new();
-        let dirty = std::mem::take(&mut self.dirty);
+        let (dirty, mut turn) = (std::mem::take(&mut self.dirty), std::mem::take(&mut self.turn));
         for (number, &slot) in dirty.iter().enumerate() {
             if let Some(later) = dirty.get(number + 2 * AHEAD) {
                 self.tails[*later].fetch();
@@ -443,14 +571,21 @@ impl Tails {
             if let Some(soon) = dirty.get(number + AHEAD) {
                 self.tails[*soon].fetch_end();
             }
-            if self.tails[slot].pending.is_empty() {
+            if self.tails[slot].first == NONE {
                 continue; // it was closed meanwhile
             }
-            self.seal_one(py, slot, now)?;
+            if let Err(error) = self.seal_one(py, &mut turn, slot, now) {
+                self.dirty.extend(&dirty[number + 1..]);
+                self.turn = turn; // what is still to be sealed is in it
+                return Err(error);
+            }
             if self.tails[slot].watched {
                 moved.push(slot);
             }
         }
+        turn.clear();
+        self.turn = turn;
+        self.move_survivors();
         let more = (self.bytes > self.bytes_max || !self.doomed.is_empty()) && self.trim_order();
         Ok((moved, more))
     }
@@ -461,21 +596,20 @@ impl Tails {
 
     fn drop_older(&mut self, slot: usize, before: i64) -> PyResult<bool> {
         self.tail(slot)?;
-        Ok(self.drop_over_bound(slot, before))
+        let more = self.drop_over_bound(slot, before);
+        self.move_survivors();
+        Ok(more)
     }
 
     fn read<'py>(&mut self, py: Python<'py>, slot: usize, offset: u64, max_bytes: i64) -> PyResult<Bound<'py, PyList>> {
         let found = PyList::empty(py);
         let make = self.view.clone_ref(py);
-        let tail = self.tail(slot)?;
+        let tail = self.tails.get_mut(slot).ok_or_else(|| refuse("no such tail"))?;
         let mut at = tail.kept.partition_point(|kept| kept.base <= offset).saturating_sub(1);
         let mut left = max_bytes;
         while offset < tail.visible && at < tail.kept.len() {
             let kept = &mut tail.kept[at];
-            if kept.view.is_none() {
-                kept.view = Some(make.call1(py, (&kept.batch,))?);
-            }
-            found.append(kept.view.as_ref().expect("made above"))?;
+            found.append(kept.place.show(py, &mut self.slabs, kept.length, &make)?)?;
             left -= kept.length as i64;
             if left <= 0 {
                 break;
@@ -599,8 +733,8 @@ impl Tails {
         self.lents.take_recorded()
     }
 
-    fn take_late(&mut self, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
-        self.lents.take_late(slot)
+    fn take_late(&mut self, py: Python<'_>, slot: usize) -> PyResult<(u64, Vec<Py<PyByteArray>>)> {
+        self.lents.take_late(py, slot)
     }
 
     fn tardy_lent(&mut self, before: u64, most: usize) -> Vec<usize> {

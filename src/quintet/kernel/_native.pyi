@@ -380,7 +380,7 @@ class Tails(Generic[View]):
     def take_recorded(self) -> list[int]:
         """Slots of which something is in a record of the journal since the last call: to be called before one is closed."""
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
-        """(position, buffers) of what is committed and not in the segment; from here on it counts as written. ValueError if it is not
+        """(position, one buffer or none) of what is committed and not in the segment; from here on it counts as written. ValueError if it is not
         lent."""
     def tardy_lent(self, before: int, most: int) -> list[int]:
         """Slots that had something late at `before` and have it still, the oldest first. Each is named once."""

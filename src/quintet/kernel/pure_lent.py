@@ -120,8 +120,8 @@ class _Loan:
         self.owed = 0  # bytes as they were appended
         self.flight: _Flight | None = None
         self.written = self.position  # the segment has everything before this position
-        self.late: list[bytearray] = []  # and these come next: they are committed
-        self.since = 0  # when the first of them was, as `commit` was told
+        self.late = bytearray()  # and this comes next: it is committed
+        self.since = 0  # when the first of it was, as `commit` was told
         self.visible, self.head = self.end, link  # of what is committed
         self.moved: _Moved | None = None
         self.low_at = 1 << 64  # Python catches up at once with what ends behind this position
@@ -133,6 +133,9 @@ class _Loan:
     @property
     def room(self) -> int:
         return min(max(self.limit - self.position, 0), INLINE_BYTES_MAX if self.inline else JOURNALED_BYTES_MAX)
+
+    def late_buffers(self) -> list[bytearray]:
+        return [self.late] if self.late else []
 
     def seal(self, bytes_max: int, later: int) -> tuple[_Flight, Place | None] | None:
         """Merge, link and checksum what is pending; None if it does not fit: then nothing was changed."""
@@ -162,7 +165,7 @@ class _Loan:
         told = (base, following_offset, greatest, self.link)
         self.flight = _Flight(position, buffers, self.pending, self.owed, placed, *told)
         self.pending, self.owed = [], 0
-        return self.flight, (self.handle, [*self.late, *buffers], self.written) if placed else None
+        return self.flight, (self.handle, [*self.late_buffers(), *buffers], self.written) if placed else None
 
 
 class _Kept(Generic[View]):
@@ -335,12 +338,12 @@ class Lents(Generic[View]):
                 low.append(slot)
             if flight.placed:
                 self.late_bytes -= flight.position - loan.written
-                loan.late, loan.written = [], loan.position
+                loan.late, loan.written = bytearray(), loan.position
             else:
                 if not loan.late:
                     loan.since = monotonic
                     self._tardy.append((monotonic, slot))
-                loan.late += flight.buffers
+                loan.late += b"".join(flight.buffers)
                 self.late_bytes += loan.position - flight.position
             self.owed[inline] -= flight.owed
             self.counts[0] += len(flight.waiting)
@@ -394,7 +397,7 @@ class Lents(Generic[View]):
     def take_late(self, slot: int) -> tuple[int, list[bytearray]]:
         loan = self.loan(slot)
         position, loan.written = loan.written, loan.committed
-        late, loan.late = loan.late, []
+        late, loan.late = loan.late_buffers(), bytearray()
         self.late_bytes -= loan.written - position
         return position, late
 
