@@ -192,6 +192,14 @@ class Topic:
             partitions[partition].append(batch, done)
         return partition
 
+    def publish_read(self, batch: bytearray, count: int, done: Appended, partition: int) -> int:
+        """As `publish` of what must be kept, for all that one read brought this partition (Partition.append_read)."""
+        if self._gone is not None or self._unready is not None or self._common.policy.queue_messages_max:
+            self.publish(batch, count, True, done, partition)
+            return -1
+        self._published += count
+        return self.partitions[partition].append_read(batch, done)
+
     def choose(self, key: bytes | memoryview | None) -> int:
         """Where a message goes that names no partition: by its key (FNV-1a, 32 bits), or the next one in turn."""
         if key:
@@ -522,13 +530,13 @@ class Topics:
             )
         if extra is not None and topic.name.startswith(CACHE_PREFIX):
             refuse_cache(topic.name)
-        if durable and topic.in_memory and not topic.waiting and self._may_harden(topic):
+        if durable and topic.in_memory and not topic.waiting and self.may_harden(topic):
             spec = replace(topic.spec, durability=self._policy.durable)
             self._table.put(raw, row_of(spec)).then(lambda _, error: self._harden(topic, spec, error))
             topic.hold()
         return topic
 
-    def _may_harden(self, topic: Topic) -> bool:
+    def may_harden(self, topic: Topic) -> bool:
         """Does the configuration leave it to the first durable use, and is that more than memory?"""
         if self._policy.durable == "memory" or isinstance(topic, CacheTopic):
             return False

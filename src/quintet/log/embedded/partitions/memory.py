@@ -176,6 +176,15 @@ class MemoryPartition:
             raise ShuttingDown("the broker is stopping")
         return self._tails.append(self.slot, batch, done)
 
+    def append_read(self, batch: bytearray, done: Appended) -> int:
+        if self.successor is not None:
+            return self.successor.append_read(batch, done)
+        if self._closed:
+            raise ShuttingDown("the broker is stopping")
+        base = self._tails.tails.append(self.slot, batch, False)
+        self._tails.read_appended()
+        return base
+
     def maintain(self, now: int) -> None:
         """Drop what is past its age, a slice at a time."""
         if not self.spec.retention_us or self.tail is None:
