@@ -212,13 +212,15 @@ class WebSocketSession:
 
     def take_output(self) -> list[bytes]:
         """Everything the session made, and a last word if the connection is about to end."""
-        if self._inner.out:
-            self._take_frames()
+        out, made = self._out, self._inner.out
+        if self.closing is None and not out and not self._close_sent:
+            if made:
+                self._inner.out = []
+            return made
+        self._take_frames()
         if self.closing is not None and not self._close_sent:
             self._last_word(self.closing)
-        out = self._out
-        if out:
-            self._out = []
+        out, self._out = self._out, []
         return out
 
     def _take_frames(self) -> None:

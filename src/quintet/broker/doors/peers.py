@@ -141,6 +141,7 @@ class Peers:
         # Asked for with every envelope: properties and private attributes of a model take microseconds.
         self._options, self._keys, self.secret = options, options.keys, options.secret
         self._verify, self._refuses = options.verify, options.sender_check == "refuse"
+        self._judges = self._verify or self._refuses or bool(self._keys)  # else every sender is taken at its word
         ttl_us, copies_us = options.mailbox_ttl_us, options.broadcast_ttl_us
         self._ttl_us, self._copies_ttl_us = ttl_us, min(ttl_us, copies_us) if ttl_us else copies_us
         self._seen.resize(options.fresh_us, options.replay_ids_max)
@@ -323,8 +324,8 @@ class Peers:
             fields = {"reason": reason, "name": name, "why": why, "peer": peer, **ids_of(peer)}
             self._report("peer_message_dropped", fields | ({"request": request} if request else {}))
 
-    def _admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
-        """Whether this peer may send this envelope now, and has not sent it before; counted if not."""
+    def _admit(self, sender: Mailbox, claimed: str, ts: str, data: bytes, now: int) -> bool:
+        """Whether this peer may send this envelope now; counted if not."""
         keys = self._keys.get(sender.name)
         judged = self._verify or keys is not None
         if claimed != sender.name and (judged or self._refuses):
@@ -338,9 +339,6 @@ class Peers:
             if said is not None and abs(now - said) > self._options.replay_window_us:
                 self.dropped["stale"] += 1
                 return False
-        if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
-            self.dropped["duplicate"] += 1
-            return False
         return True
 
     def _genuine(self, data: bytes, keys: Mapping[str, bytes] | None) -> bool:
@@ -360,11 +358,14 @@ class Peers:
     ) -> None:  # fmt: skip
         """Put an envelope into a mailbox, if its sender may send it; counted if not. `claimed` is who it says it is from, and `ts` when it
         says it was sent. `read_taken` must follow."""
-        if self._admit(sender, id, claimed, ts, data, now):
-            if self._put(sender, recipient, id.encode(), data, headers, copy=False):
-                self.sent += 1
-            else:
-                self._seen.forget(sender.name, id)
+        if self._judges and not self._admit(sender, claimed, ts, data, now):
+            return
+        if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
+            self.dropped["duplicate"] += 1
+        elif self._put(sender, recipient, id.encode(), data, headers, copy=False):
+            self.sent += 1
+        else:
+            self._seen.forget(sender.name, id)
 
     def broadcast(
         self, sender: Mailbox, principal: Principal, id: str, claimed: str, ts: str, data: bytes, now: int,
@@ -372,7 +373,10 @@ class Peers:
     ) -> None:  # fmt: skip
         """The same into the mailbox of every peer that is connected, but the sender's: what is sent to names that came and went would
         cost a topic for each of them, and nobody would read it."""
-        if not self._admit(sender, id, claimed, ts, data, now):
+        if self._judges and not self._admit(sender, claimed, ts, data, now):
+            return
+        if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
+            self.dropped["duplicate"] += 1
             return
         if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._connected) - 1)):
             self.dropped["broadcast_budget"] += 1  # before anything is done for each recipient
@@ -502,7 +506,9 @@ class Peers:
         now = self._scheduler.now()
         expiry = now + self._ttl_us if self._ttl_us else 0
         try:
-            topic = self._topic_of(mailbox)
+            topic = mailbox.topic
+            if topic is None or topic.gone is not None or mailbox.gone or topic.spec.durability == "memory":
+                topic = self._topic_of(mailbox)
             batch = batch_of(letters, expiry, now + self._copies_ttl_us, now)
             done = partial(self._stored, mailbox, letters, number)
             if self._lone_read.under_way:
@@ -546,7 +552,7 @@ class Peers:
                 topic = self._make_topic(mailbox, retention)
             self._open(mailbox, topic)
         # Another door may have made it for what nobody waits for: an envelope is on disk before anybody sees it.
-        if topic.in_memory and self._topics.may_harden(topic):
+        if topic.spec.durability == "memory" and self._topics.may_harden(topic):
             return self._topics.ensure(mailbox.raw, durable=True)
         return topic
 

@@ -73,12 +73,12 @@ class Topic:
     __slots__ = (
         "_after",
         "_common",
-        "_gone",
         "_handle",
         "_next",
         "_published",
         "_room",
         "_unready",
+        "gone",
         "partitions",
         "raw",
         "spec",
@@ -95,7 +95,7 @@ class Topic:
         self._common = common
         self._next = 0
         self._room = 0  # records that may still come before the queues must be looked at again
-        self._gone: Exception | None = None
+        self.gone: Exception | None = None  # why it is not there any more
         self._unready: list[tuple[bytearray, Appended | None, int]] | None = None if ready else []
         self._after: list[Callable[[Exception | None], None]] | tuple[()] = ()
 
@@ -135,10 +135,10 @@ class Topic:
     @property
     def handle(self) -> int | None:
         """`direct` or `lent`, if it was asked for before: nothing is lent because of this."""
-        return None if self._unready is not None or self._gone is not None else self._handle
+        return None if self._unready is not None or self.gone is not None else self._handle
 
     def _handle_of(self, lent: bool) -> int | None:
-        if self._unready is not None or self._gone is not None:
+        if self._unready is not None or self.gone is not None:
             return None
         if self._handle is None:
             found = (partition.loan if lent else partition.tail for partition in self.partitions)
@@ -160,14 +160,9 @@ class Topic:
             self._handle = None
 
     @property
-    def gone(self) -> Exception | None:
-        """Why it is not there any more, or None."""
-        return self._gone
-
-    @property
     def deleted(self) -> bool:
         """It is not there any more, or never came to be: another of its name may be."""
-        return self._gone is not None
+        return self.gone is not None
 
     def publish(
         self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
@@ -178,7 +173,7 @@ class Topic:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
-        if self._gone is not None:
+        if self.gone is not None:
             self._refuse()
         partitions = self.partitions
         if partition == ANY:
@@ -194,7 +189,7 @@ class Topic:
 
     def publish_read(self, batch: bytearray, count: int, done: Appended, partition: int) -> int:
         """As `publish` of what must be kept, for all that one read brought this partition (Partition.append_read)."""
-        if self._gone is not None or self._unready is not None or self._common.policy.queue_messages_max:
+        if self.gone is not None or self._unready is not None or self._common.policy.queue_messages_max:
             self.publish(batch, count, True, done, partition)
             return -1
         self._published += count
@@ -220,7 +215,7 @@ class Topic:
     def check_writable(self, number: int) -> None:
         """Raise now what an append to this partition would raise."""
         partition = self.partition(number, writing=True)
-        if self._gone is not None:
+        if self.gone is not None:
             self._refuse()
         failure = partition.failure or (None if self.in_memory else self._common.low())
         if failure is not None:
@@ -228,9 +223,9 @@ class Topic:
             raise kind(f"partition {number} of topic {self.name!r} takes no appends: {message_of(failure)}")
 
     def _refuse(self) -> NoReturn:
-        assert self._gone is not None
-        kind = TopicNotFound if isinstance(self._gone, TopicNotFound) else StorageError
-        raise kind(message_of(self._gone))
+        assert self.gone is not None
+        kind = TopicNotFound if isinstance(self.gone, TopicNotFound) else StorageError
+        raise kind(message_of(self.gone))
 
     # -- waiting for its row in __topics ---------------------------------------------------------------------------
 
@@ -253,7 +248,7 @@ class Topic:
     def after(self, call: Callable[[Exception | None], None]) -> None:
         """Call when its row is durable: now, if it is."""
         if self._unready is None:
-            call(self._gone)
+            call(self.gone)
         else:
             self._after = [*self._after, call]
 
@@ -271,18 +266,18 @@ class Topic:
                 done(-1, refusal)
         calls, self._after = self._after, ()
         for call in calls:
-            call(error or self._gone)
+            call(error or self.gone)
 
     def forget(self, error: Exception) -> None:
         """It never came to be, or was deleted: whoever still holds it must ask for it again."""
         self.close_direct()
-        self._gone = error
+        self.gone = error
 
     def undelete(self) -> bool:
         """Its deletion was refused. False: it never came to be."""
-        if not isinstance(self._gone, TopicNotFound):
+        if not isinstance(self.gone, TopicNotFound):
             return False
-        self._gone = None
+        self.gone = None
         return True
 
     def _look_for_room(self, count: int) -> int:

@@ -154,7 +154,7 @@ class PeerSession:
             line = data[at:end].strip(b" \t\r")
             at = end + 1
             if line:
-                self._object(line, now)
+                self.receive_message(line, now)
                 if self.enough:
                     self.stopped = not self.holding
                     break
@@ -174,8 +174,27 @@ class PeerSession:
 
     def receive_message(self, data: bytes, now: int) -> None:
         """One whole object. The connection calls `end_read` when it has handed over all of a read."""
-        if self.closing is None and (self._epoch == self._broker.access.epoch or self._still_welcome()):
+        broker = self._broker
+        if self.closing is not None or (self._epoch != broker.access.epoch and not self._still_welcome()):
+            return
+        found = kernel.peer_object(data) if self._state is REGISTERED else None
+        if found is None:
             self._object(data, now)
+        elif isinstance(found, str):
+            self.operation, self._id = frames.ACK, found[:REQUEST_CHARS_MAX]
+            self._light += 1
+            self._ack(found)
+        else:  # an envelope to one peer, of which the kernel has judged all that `_envelope` would
+            id, claimed, to, ts = found
+            self.operation, self._id = "envelope", id[:REQUEST_CHARS_MAX]
+            self._light = 0
+            recipient = self._targets.get(to) if self._targets is not None else None
+            if len(data) > self._envelope_bytes_max:
+                self._object(data, now)  # which says so
+            elif (recipient is not None and not recipient.gone) or (recipient := self._target(to)) is not None:
+                assert self._mailbox is not None
+                self._sent = True
+                broker.peers.send(self._mailbox, recipient, id, claimed, ts, data, now)
 
     def receive_binary(self) -> None:
         """A message that is not text: wrong as the first one, and nothing to us later."""
@@ -265,33 +284,7 @@ class PeerSession:
     # -- handshake -------------------------------------------------------------------------------------------------
 
     def _object(self, data: bytes, now: int) -> None:
-        """One object, wherever it came from."""
-        found = kernel.peer_object(data) if self._state is REGISTERED else None
-        if found is None:
-            self._any_object(data, now)
-        elif isinstance(found, str):
-            self.operation, self._id = frames.ACK, found[:REQUEST_CHARS_MAX]
-            self._light += 1
-            self._ack(found)
-        else:
-            self._plain_envelope(*found, data, now)
-
-    def _plain_envelope(self, id: str, claimed: str, to: str, ts: str, data: bytes, now: int) -> None:
-        """`_envelope` of what the kernel has judged already."""
-        self.operation, self._id = "envelope", id[:REQUEST_CHARS_MAX]
-        self._light = 0
-        if len(data) > self._envelope_bytes_max:
-            self._any_object(data, now)  # which says what is wrong
-            return
-        recipient = self._targets.get(to) if self._targets is not None else None
-        if recipient is None or recipient.gone:
-            recipient = self._target(to)
-        if recipient is not None:
-            assert self._mailbox is not None
-            self._sent = True
-            self._broker.peers.send(self._mailbox, recipient, id, claimed, ts, data, now)
-
-    def _any_object(self, data: bytes, now: int) -> None:
+        """Any object, plain or not."""
         self._light = 0
         try:
             frame = codec.decode(data)
@@ -512,33 +505,34 @@ class PeerSession:
     def end_read(self) -> None:
         """Settle what this read acknowledged, and have written what it sent."""
         self._said = 0
-        if self._acked is not None:
-            self._settle()
+        acked = self._acked
+        if acked is not None:
+            self._acked = None
+            subscription = None if self._mailbox is None else self._mailbox.subscription
+            if subscription is not None:
+                if len(acked) == 1:
+                    subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
+                else:
+                    _settle(subscription, acked)
         if self._sent:
             self._sent = False
             self._broker.peers.read_taken()
 
-    def _settle(self) -> None:
-        """Run by run."""
-        acked, self._acked = self._acked, None
-        subscription = None if self._mailbox is None else self._mailbox.subscription
-        if not acked or subscription is None:
-            return
-        if len(acked) == 1:
-            subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
-            return
-        acked.sort()
-        first = last = acked[0]
-        for place in acked[1:]:
-            if place != last + 1:
-                subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
-                first = place
-            last = place
-        subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
-
     def _say(self, data: bytes) -> None:
         """One object, framed as the connection wants it."""
         self.out.append(data + b"\n" if self._lines else kernel.ws_frame(TEXT, data))
+
+
+def _settle(subscription: Subscription, acked: list[int]) -> None:
+    """These places, run by run."""
+    acked.sort()
+    first = last = acked[0]
+    for place in acked[1:]:
+        if place != last + 1:
+            subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
+            first = place
+        last = place
+    subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
 
 
 def _also(pending: dict[str, int | list[int]], key: str, place: int) -> None:

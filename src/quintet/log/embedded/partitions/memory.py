@@ -63,7 +63,8 @@ class MemoryTails:
     def _turn(self) -> None:
         """Make visible what was appended, tell the waiters, then the watchers."""
         self._armed = False
-        self.seal()
+        if self.tails.dirty:
+            self.seal()
         if self._sealed:
             sealed, self._sealed = self._sealed, []
             answer_waiters(self._shared.scheduler, sealed)
