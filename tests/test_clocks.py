@@ -215,7 +215,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/doors/peers.py::Peers._remember",
         "src/quintet/net/cells/pins.py::LinkedPins._prune",
     ),
-    "the date in a message, compared with ours": ("src/quintet/broker/doors/peers.py::Peers.admit",),
+    "the date in a message, compared with ours": ("src/quintet/broker/doors/peers.py::Peers._admit",),
     "the comparison of the two clocks": (
         "src/quintet/model/clocks.py::since",
         "src/quintet/kernel/pure_lent.py::following",

@@ -176,7 +176,15 @@ class Lane:
 
     def ack(self, offset: int) -> bool:
         """Settle one record; False if it is not pending."""
-        return self._land(offset) is not None or (bool(self.retry) and self.retry.pop(offset, None) is not None)
+        flight = self.inflight.pop(offset, None)
+        if flight is None:
+            return bool(self.retry) and self.retry.pop(offset, None) is not None
+        flight.left -= 1
+        if flight.consumer is not None:
+            flight.consumer.held -= 1
+        if self._working:
+            self._working.pop(offset, None)
+        return True
 
     def _land(self, offset: int) -> Flight | None:
         """It is no longer in flight; the flight it was in."""
@@ -364,6 +372,9 @@ class Lane:
 
 def _alive(batch: RecordBatch, first: int, last: int, now: int) -> int:
     """How many records from `first` on have not expired, or minus how many have: the first decides which."""
+    if last - first == 1 and batch.columns & EXPIRY:
+        expiry = batch.expiry(first)
+        return 1 if not expiry or expiry > now else -1
     table = batch.expiries(first, last)
     if table is None:
         return last - first

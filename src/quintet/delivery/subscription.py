@@ -255,8 +255,9 @@ class Subscription:
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
         last = first + min(count, MESSAGES_PER_RUN_MAX)
-        flight = lane.inflight.get(last - 1)
-        number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
+        flight, number = lane.inflight.get(last - 1), -1
+        if flight is not None and flight.consumer is self.consumer:
+            number = flight.number if len(flight.offsets) == 1 else flight.number_of(last - 1)
         self.consumer.acknowledged(number, self._monotonic())
         if count == 1:
             unknown = [] if lane.ack(first) else [first]

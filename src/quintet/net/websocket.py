@@ -270,7 +270,7 @@ class WebSocketSession:
 
     def _frames(self, view: memoryview, position: int, now: int) -> int:
         inner, taken = self._inner, False
-        while not self._ending() and not inner.holding:
+        while self._state is OPEN and inner.closing is None and self.closing is None and not inner.holding:
             before = position
             # Before anybody has registered one frame at a time: the next may be judged by other rules.
             most = 0 if inner.principal_name is not None else 1
@@ -295,9 +295,6 @@ class WebSocketSession:
             if position == before or position == len(view):
                 break
         return position
-
-    def _ending(self) -> bool:
-        return self._state is not OPEN or self._inner.closing is not None or self.closing is not None
 
     def _text(self, data: bytes, now: int) -> None:
         """A whole text message."""
