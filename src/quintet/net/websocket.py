@@ -277,7 +277,8 @@ class WebSocketSession:
             items, position, fatal = kernel.ws_split(view, position, inner.message_bytes_max, most)
             for number, item in enumerate(items):
                 if taken:
-                    if inner.closing is not None or self.closing is not None or self._state is not OPEN:
+                    # The message before may have ended it, which mypy does not see.
+                    if inner.closing is not None or self.closing is not None or self._state is not OPEN:  # type: ignore[redundant-expr]
                         break
                     if inner.enough:  # this one and those behind it are split again when it goes on
                         self.stopped = True

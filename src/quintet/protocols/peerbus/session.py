@@ -61,7 +61,7 @@ _BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
 LATE_ACKS_US: Final = (
     250_000  # a client's kernel may hold a small write back until ours confirms the one before: 40 ms or more
 )
-LIGHT_MAX: Final = 16  # acknowledgements between two looks at whether the turn is over: each costs little more than the look
+LIGHT_MAX: Final = 16  # acknowledgements between two looks at whether the turn is over: each costs little more
 ASKED_MAX: Final = 1_000  # `peers` that wait for the disk; above it, the connection is not read from
 REPLIES_BYTES_MAX: Final = limits.MIB  # of answers to `peers` that are made, or owed: above it, the next frames wait
 BLANKS_AT_ONCE: Final = 1_024  # empty lines between two looks at whether the turn is over
@@ -115,7 +115,8 @@ class PeerSession:
         self._sent = False  # an envelope was taken in this read
         self._light = 0  # acknowledgements since the last look at the turn; 0: something else was taken since
         self.holding = False  # until the name is bound, or answers that are owed are made
-        self.message_bytes_max = min(limits.UNAUTHENTICATED_FRAME_BYTES_MAX, frame_bytes_max)  # of one object: strangers get little memory
+        # Of one object: whoever has not registered gets little memory.
+        self.message_bytes_max = limits.UNAUTHENTICATED_FRAME_BYTES_MAX
         self._targets: dict[str, Mailbox] | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------------
