@@ -89,7 +89,7 @@ def test_peers_is_answered_behind_what_was_sent_before_it(durability: str) -> No
 
 
 @pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
-def test_what_was_delivered_and_not_acknowledged_comes_again_after_a_restart(durability: str) -> None:
+def test_what_was_not_acknowledged_comes_again_after_a_restart(durability: str) -> None:
     sim = broker(durability)
     amy = alone(sim, "amy")
     ids = warm(amy, "amy")

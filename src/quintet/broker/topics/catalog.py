@@ -71,19 +71,8 @@ class Topic:
     """An open topic. `publish` is the broker's end of the hot path."""
 
     __slots__ = (
-        "_after",
-        "_common",
-        "_handle",
-        "_next",
-        "_published",
-        "_room",
-        "_unready",
-        "gone",
-        "partitions",
-        "raw",
-        "spec",
-        "subscriptions",
-    )
+        "_after", "_common", "_handle", "_next", "_published", "_room", "_unready", "gone", "partitions", "raw", "spec", "subscriptions",
+    )  # fmt: skip
 
     def __init__(self, spec: TopicSpec, partitions: list[Partition], common: TopicCommon, ready: bool) -> None:
         self.raw = spec.name.encode()
