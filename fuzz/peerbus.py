@@ -396,7 +396,7 @@ class Live(Target):
     def __init__(self, counts: Counter[str], sabotaged: bool) -> None:
         super().__init__(counts, sabotaged)
         if sabotaged:
-            Seen.add = lambda self, key, monotonic: True  # type: ignore[method-assign]
+            Seen.add = lambda self, sender, id, monotonic: True  # type: ignore[method-assign]
         self.damaged, self.frames, self.sockets = SimBroker(keys=TOKENS), 0, 0
         self.peers: dict[str, Peer] = {}
 

@@ -114,6 +114,7 @@ READS: dict[str, tuple[str, ...]] = {
     "written down with a record, a row, a file or a report": (
         "src/quintet/bench/machine.py::facts",
         "src/quintet/log/embedded/partitions/lending.py::Lending.append",
+        "src/quintet/log/embedded/partitions/lone.py::LoneLending.append_read",
         "src/quintet/net/cells/pins.py::LinkedPins._prune",
         "src/quintet/broker/audit/audit_log.py::Audit._append",
         "src/quintet/broker/atomic/dead_letters.py::DeadLetters.prepare",
@@ -215,7 +216,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/doors/peers.py::Peers._remember",
         "src/quintet/net/cells/pins.py::LinkedPins._prune",
     ),
-    "the date in a message, compared with ours": ("src/quintet/broker/doors/peers.py::Peers.admit",),
+    "the date in a message, compared with ours": ("src/quintet/broker/doors/peers.py::Peers._admit",),
     "the comparison of the two clocks": (
         "src/quintet/model/clocks.py::since",
         "src/quintet/kernel/pure_lent.py::following",

@@ -565,35 +565,50 @@ impl<'a> Scan<'a> {
     }
 }
 
+impl<'a> Scan<'a> {
+    fn new(d: &'a [u8], depth_max: usize) -> Scan<'a> {
+        Scan {
+            cursor: Cursor { d, at: 0, escapes: 0 },
+            open: Vec::new(),
+            keys: Vec::new(),
+            expect: Expect::Value,
+            depth_max,
+            values: 0,
+            at_type: false,
+            kind: Vec::new(),
+        }
+    }
+
+    /// The first fault of a text that begins with this byte.
+    fn run(&mut self, first: u8) -> u8 {
+        let mut fault = self.value(first);
+        while fault == FINE {
+            match self.open.last() {
+                None => return if self.cursor.blank().is_none() { FINE } else { NOT_JSON },
+                Some(inner) => fault = self.step(matches!(inner, Open::Object { .. })),
+            }
+        }
+        fault
+    }
+}
+
 /// The first fault of a text, and the type of the object it is: empty if it has none.
 pub fn head(d: &[u8], depth_max: usize) -> (u8, Vec<u8>) {
     if std::str::from_utf8(d).is_err() {
         return (NOT_JSON, Vec::new());
     }
-    let mut scan = Scan {
-        cursor: Cursor { d, at: 0, escapes: 0 },
-        open: Vec::new(),
-        keys: Vec::new(),
-        expect: Expect::Value,
-        depth_max,
-        values: 0,
-        at_type: false,
-        kind: Vec::new(),
-    };
+    let mut scan = Scan::new(d, depth_max);
     if scan.cursor.blank() != Some(b'{') {
         return (NOT_JSON, Vec::new());
     }
-    let mut fault = scan.value(b'{');
-    while fault == FINE {
-        match scan.open.last() {
-            None => {
-                fault = if scan.cursor.blank().is_none() { FINE } else { NOT_JSON };
-                break;
-            }
-            Some(inner) => fault = scan.step(matches!(inner, Open::Object { .. })),
-        }
-    }
+    let fault = scan.run(b'{');
     (fault, if fault == FINE { scan.kind } else { Vec::new() })
+}
+
+/// Is this text, which is UTF-8, one sound value of any kind?
+pub fn is_sound(d: &[u8], depth_max: usize) -> bool {
+    let mut scan = Scan::new(d, depth_max);
+    scan.cursor.blank().is_some_and(|first| scan.run(first) == FINE)
 }
 
 // -- how much there is to read ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
-//! `ws_py.rs` for WebSocket, `records_py.rs` for record sets, `tails.rs` and `lent.rs` for the newest part of partitions in memory and in files, `quic_py.rs` for QUIC, which has a socket and a thread,
+//! `ws_py.rs` for WebSocket, `peer_py.rs` for peerbus, `records_py.rs` for record sets, `tails.rs` and `lent.rs` for the newest part of partitions in memory and in files, `quic_py.rs` for QUIC, which has a socket and a thread,
 //! `disk.rs` for threads that write files, `sockets.rs` and `direct.rs` for TCP sockets):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
 //! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs`, `records.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
@@ -33,6 +33,7 @@ mod lent;
 mod make;
 mod merging;
 mod order;
+mod peer_py;
 #[cfg(unix)]
 mod quic;
 #[cfg(unix)]
@@ -591,6 +592,8 @@ mod _native {
     use super::fly_append::{FlyAppended, fly_append};
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a};
+    #[pymodule_export]
+    use super::peer_py::{peer_deliver, peer_object};
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;
@@ -608,7 +611,7 @@ mod _native {
     #[pymodule_export]
     use super::tails::Tails;
     #[pymodule_export]
-    use super::ws_py::ws_split;
+    use super::ws_py::{ws_frame, ws_split};
     #[pymodule_export]
     use super::{build, check, crc32c, find, layout, merge, place, reseal, rows, seal, select, walk};
 }

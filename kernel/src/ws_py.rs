@@ -1,15 +1,16 @@
-//! WebSocket frames of clients: the function `ws_split` of `_native.pyi`. Splits a read and takes the masks off.
+//! WebSocket frames: the functions `ws_split` and `ws_frame` of `_native.pyi`. Splits what a client sent and takes the masks off; makes
+//! the frames of a server, which have none.
 //!
 //!     0            1           2
-//!     | F RRR op   | M length  | u16 if length is 126, u64 if it is 127 | u32 mask | payload, byte i XOR mask byte i mod 4
+//!     | F RRR op   | M length  | u16 if length is 126, u64 if it is 127 | u32 mask if M | payload, byte i XOR mask byte i mod 4
 //!
 //! What a frame means is decided in Python. The interpreter lock is held throughout; no I/O, no clock, no state.
 
-use crate::{Held, range, refuse};
+use crate::{Held, range, refuse, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-const TEXT: u8 = 1;
+pub const TEXT: u8 = 1;
 const CONTROL: u8 = 8; // and above
 const CONTROL_BYTES_MAX: u64 = 125;
 const MAX_BYTES_CEILING: i64 = 1 << 30;
@@ -111,4 +112,44 @@ pub fn ws_split<'py>(
         pos = frame.end;
     }
     Ok((items, pos, 0))
+}
+
+/// How many bytes stand before a payload of this size.
+pub fn head_bytes(size: usize) -> usize {
+    if size < 126 {
+        2
+    } else if size < 1 << 16 {
+        4
+    } else {
+        10
+    }
+}
+
+/// Writes the head of a whole message from the server; how long it is.
+pub fn put_head(out: &mut [u8], opcode: u8, size: usize) -> usize {
+    out[0] = 0x80 | opcode;
+    let used = head_bytes(size);
+    match used {
+        2 => out[1] = size as u8,
+        4 => {
+            out[1] = 126;
+            out[2..4].copy_from_slice(&(size as u16).to_be_bytes());
+        }
+        _ => {
+            out[1] = 127;
+            out[2..10].copy_from_slice(&(size as u64).to_be_bytes());
+        }
+    }
+    used
+}
+
+#[pyfunction]
+pub fn ws_frame<'py>(py: Python<'py>, opcode: u8, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    if opcode > 15 {
+        return Err(refuse("an opcode has four bits"));
+    }
+    unzeroed_bytes(py, head_bytes(payload.len()) + payload.len(), |out| {
+        let used = put_head(out, opcode, payload.len());
+        out[used..].copy_from_slice(payload);
+    })
 }

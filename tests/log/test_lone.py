@@ -67,6 +67,16 @@ class Door:
         lone_read.under_way = False
         return done, waiter
 
+    def append_read(self, value: bytes, alone: bool = True) -> tuple[int, list[Exception | None]]:
+        """As a mailbox is written: what it returned, and what `done` was told."""
+        told: list[Exception | None] = []
+        self.harness.scheduler.lone_read.under_way = alone
+        try:
+            base = self.partition.append_read(kernel.build([value]), lambda _, error: told.append(error))
+        finally:
+            self.harness.scheduler.lone_read.under_way = False
+        return base, told
+
     def values(self) -> list[bytes | None]:
         return [value for _, _, value in self.harness.read_all(self.harness.cold(self.partition))]
 
@@ -93,6 +103,39 @@ def test_a_lone_read_is_durable_before_it_returns(durability: str) -> None:
     syncs = door.sim.calls["fdatasync"] - before["fdatasync"]
     assert syncs == (5 if durability == "fsync" else 0)
     assert door.values()[first:] == [b"%d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_batch_of_a_lone_read_is_durable_when_its_offset_is_known(durability: str) -> None:
+    door = Door(durability).warm()
+    before, first = dict(door.sim.calls), door.partition.visible
+    for number in range(5):
+        base, told = door.append_read(b"%d" % number)
+        assert base == first + number and door.partition.visible == base + 1
+        door.harness.scheduler.run_until_idle()
+        assert told == [], "who knows the offset is not told again"
+    assert door.sim.calls["pwritev"] - before["pwritev"] == 5
+    assert door.sim.calls["fdatasync"] - before["fdatasync"] == (5 if durability == "fsync" else 0)
+    assert door.append_read(b"5", alone=False) == (-1, [])
+    base, told = door.append_read(b"6", alone=False)
+    door.harness.scheduler.run_until_idle()
+    assert (base, told) == (-1, [None]), "others may add to this turn: it is told when it ends"
+    assert door.values()[first:] == [b"%d" % number for number in range(7)]
+
+
+@pytest.mark.parametrize("operation", ["pwritev", "fdatasync"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_batch_of_a_read_that_the_file_refuses_is_told_so(operation: str, alone: bool) -> None:
+    door = Door("fsync").warm()
+    kept = door.partition.visible
+    door.sim.fail(operation, 1, errno.EIO)
+    base, told = door.append_read(b"refused", alone)
+    assert (base, told) == (-1, []), "never inside of the call"
+    door.harness.scheduler.run_until_idle()
+    [error] = told
+    assert isinstance(error, PartitionFailed) and door.partition.visible == kept
+    with pytest.raises(StorageError):
+        door.append_read(b"after", alone)
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
@@ -188,7 +231,10 @@ def story(disk: SimDisk, seed: int, durability: Any) -> tuple[list[bytes], int]:
             value = rng.randbytes(rng.choice((10, 300, 3_000)))
             sent.append(value)
             choice = rng.random()
-            if choice < 0.6:
+            if choice < 0.2:
+                if door.append_read(value)[0] >= 0:
+                    told = len(sent)
+            elif choice < 0.6:
                 done, waiter = door.produce(value)
                 if done:
                     told = len(sent)

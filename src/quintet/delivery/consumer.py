@@ -47,7 +47,7 @@ class Flight:
 class Consumer:
     """What one consumer holds. Several subscriptions share one where they are one consumer's: its partitions of a group."""
 
-    __slots__ = ("_flights", "_last_us", "_next", "_passed", "_passed_us", "_starving", "_step_us", "credit", "held")
+    __slots__ = ("_flights", "_last_us", "_next", "_passed", "_passed_us", "_step_us", "credit", "held", "starving")
 
     def __init__(self, timeout_us: int) -> None:
         self.credit = 0  # the most it holds; 0: it has not said
@@ -60,7 +60,7 @@ class Consumer:
         self._last_us = 0  # when it last acknowledged something, or something it had reached timed out
         self._passed: list[int] = []  # it acknowledged a record of this number or higher ...
         self._passed_us: list[int] = []  # ... at this time or up to one step later
-        self._starving: dict[Callable[[], None], None] = {}
+        self.starving: dict[Callable[[], None], None] = {}  # who waits for credit
 
     # -- credit ----------------------------------------------------------------------------------------------------
 
@@ -71,13 +71,13 @@ class Consumer:
 
     def starve(self, call: Callable[[], None]) -> None:
         """Call when there is credit again."""
-        self._starving[call] = None
+        self.starving[call] = None
 
     def feed(self) -> None:
         """Credit may be free: who waits for it longest has the first turn."""
-        while self._starving and self.room > 0:
-            call = next(iter(self._starving))
-            del self._starving[call]
+        while self.starving and self.room > 0:
+            call = next(iter(self.starving))
+            del self.starving[call]
             call()
 
     # -- the clock -------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from quintet.delivery.delivered import LaneRanges
 from quintet.delivery.sink import Sink
 from quintet.delivery.traces import LaneTraces
 from quintet.log.base import Partition
-from quintet.model.batch import SPARSE, RecordBatch
+from quintet.model.batch import EXPIRY, SPARSE, RecordBatch
 
 READ_BYTES = 1 << 20  # asked of the log at a time
 
@@ -109,23 +109,24 @@ class Lane:
                 return (batch, index, index + _alive(batch, index, last, now))
             del self.retry[offset]  # it expired, or retention, compaction or quarantine took it
             self.skipped += 1
-        while self.position < self.partition.visible:
+        while True:
             batch = self._batch_at(self.position, wake)
             if batch is None:
                 return None
-            if batch.base_offset > self.position:
-                self.skipped += batch.base_offset - self.position
-                self.position = batch.base_offset
-            first = batch.index_of(self.position)
-            if first == batch.count:
+            base, count = batch.base_offset, batch.count
+            if base > self.position:
+                self.skipped += base - self.position
+                self.position = base
+            first = self.position - base if not batch.columns & SPARSE else batch.index_of(self.position)
+            if first == count:
                 self.position = batch.next_offset
                 continue
-            alive = _alive(batch, first, min(batch.count, first + limit), now)
+            last = first + limit if first + limit < count else count
+            alive = _alive(batch, first, last, now) if batch.columns & EXPIRY else last - first
             if alive > 0:
                 return (batch, first, first + alive)
             self.skipped -= alive
             self.position = self._behind(batch, first - alive)
-        return None
 
     def sent(
         self, run: Run, qos: int, sink: Sink, deadline: int, consumer: Consumer | None = None, monotonic: int = 0
@@ -133,7 +134,8 @@ class Lane:
         """The run was handed to a peer. QoS 1: it is in flight until `deadline`, or longer if the consumer has not reached
         it by then (`consumer`; `monotonic` is when it was sent). Returns the attempt number."""
         batch, first, last = run
-        offsets = self._offsets(batch, first, last)
+        base = batch.base_offset
+        offsets = range(base + first, base + last) if not batch.columns & SPARSE else self._offsets(batch, first, last)
         start = offsets[0]
         attempt = 1
         if self.retry and start in self.retry:
@@ -142,13 +144,17 @@ class Lane:
                 del self.retry[offset]
             end = offsets[-1] + 1
         else:
-            end = self.position = self._behind(batch, last)
+            end = self.position = base + batch.span if last == batch.count else batch.offset(last)
         if qos:
             flight = Flight(attempt, offsets, sink, consumer)
             if consumer is not None:
                 consumer.handed(flight, monotonic, deadline - monotonic)
-            self.inflight.update(dict.fromkeys(offsets, flight))
-            self._time(flight, deadline)
+            if len(offsets) == 1:
+                self.inflight[start] = flight
+            else:
+                self.inflight.update(dict.fromkeys(offsets, flight))
+            self._order += 1
+            heapq.heappush(self._timers, (deadline, self._order, flight))
         ranges = self.delivered_ranges
         if ranges is not None and (qos or ranges.every):
             if ranges.delivered_end == start:
@@ -170,7 +176,15 @@ class Lane:
 
     def ack(self, offset: int) -> bool:
         """Settle one record; False if it is not pending."""
-        return self._land(offset) is not None or (bool(self.retry) and self.retry.pop(offset, None) is not None)
+        flight = self.inflight.pop(offset, None)
+        if flight is None:
+            return bool(self.retry) and self.retry.pop(offset, None) is not None
+        flight.left -= 1
+        if flight.consumer is not None:
+            flight.consumer.held -= 1
+        if self._working:
+            self._working.pop(offset, None)
+        return True
 
     def _land(self, offset: int) -> Flight | None:
         """It is no longer in flight; the flight it was in."""
@@ -303,11 +317,13 @@ class Lane:
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def _batch_at(self, offset: int, wake: Callable[[], None]) -> RecordBatch | None:
-        """The batch that holds offset, or the first one behind it; None if it is not in memory yet."""
-        if self._held and self._held_from <= offset < self._held[-1].next_offset:
-            for batch in self._held:
-                if offset < batch.next_offset:
-                    return batch
+        """The batch that holds offset, or the first one behind it; None if it is not in memory yet, or there is none."""
+        if self._held:
+            last = self._held[-1]
+            if self._held_from <= offset < last.base_offset + last.span:
+                for batch in self._held:
+                    if offset < batch.base_offset + batch.span:
+                        return batch
         found = self.partition.read(offset, READ_BYTES)
         if found is None:
             if self.failed:
@@ -320,7 +336,7 @@ class Lane:
             return None
         self._held, self._held_from = found, offset
         for batch in found:
-            if offset < batch.next_offset:
+            if offset < batch.base_offset + batch.span:
                 return batch
         return None
 
@@ -350,13 +366,15 @@ class Lane:
         return batch.next_offset if index == batch.count else batch.offset(index)
 
     def _offsets(self, batch: RecordBatch, first: int, last: int) -> Sequence[int]:
-        if not batch.columns & SPARSE:
-            return range(batch.base_offset + first, batch.base_offset + last)
+        """Of a batch with holes."""
         return [batch.offset(index) for index in range(first, last)]
 
 
 def _alive(batch: RecordBatch, first: int, last: int, now: int) -> int:
     """How many records from `first` on have not expired, or minus how many have: the first decides which."""
+    if last - first == 1 and batch.columns & EXPIRY:
+        expiry = batch.expiry(first)
+        return 1 if not expiry or expiry > now else -1
     table = batch.expiries(first, last)
     if table is None:
         return last - first

@@ -17,6 +17,7 @@ from quintet.delivery.delivered import DeliveredRanges, LaneRanges
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
 from quintet.delivery.traces import LaneTraces, Traces
+from quintet.model.batch import AT_MOST_ONCE
 from quintet.model.histogram import SKIPPED, Histogram
 
 MESSAGES_PER_RUN_MAX = 65_536
@@ -147,7 +148,7 @@ class Subscription:
         self._pumping = True
         self._full = False
         try:
-            for lane in self._in_turn():
+            for lane in self.lanes if len(self.lanes) == 1 else self._in_turn():
                 if not self._pump_lane(lane, sink):
                     break
         finally:
@@ -161,16 +162,19 @@ class Subscription:
 
     def _pump_lane(self, lane: Lane, sink: Sink) -> bool:
         """False when the sink has no more room (or is gone)."""
+        policy, consumer = self._policy, self.consumer
         while lane.position < lane.partition.visible or lane.retry:
             if sink.room() <= 0:
                 self._parked = True
                 sink.park(self._unpark)
                 return False
-            limit = self._credit(lane)
-            if self.qos and self.consumer.room < limit:
-                limit = self.consumer.room
-                if limit <= 0:
-                    self.consumer.starve(self.pump)
+            limit = MESSAGES_PER_RUN_MAX
+            if self.qos:
+                limit = policy.in_flight_max - len(lane.inflight) - len(lane.dead)
+                if consumer.credit and consumer.room < limit:
+                    limit = consumer.room
+                    if limit <= 0:
+                        consumer.starve(self.pump)
             if limit <= 0:
                 self._full = True
                 return True
@@ -179,7 +183,7 @@ class Subscription:
                 if lane.failed:
                     self._touch()
                 return True
-            self._hand_over(lane, run, sink, self._policy.push_timeout_us)
+            self._hand_over(lane, run, sink, policy.push_timeout_us)
             if self.sink is not sink:
                 return False
         return True
@@ -195,7 +199,7 @@ class Subscription:
 
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int) -> None:
         batch, first, last = run
-        qos = 0 if batch.at_most_once else self.qos
+        qos = 0 if batch.flags & AT_MOST_ONCE else self.qos
         monotonic = self._monotonic()
         deadline = monotonic + (_backoff(timeout_us, lane.attempt_of(run)) if lane.retry else timeout_us) if qos else 0
         lane.sent(run, qos, sink, deadline, self.consumer, monotonic)
@@ -251,10 +255,14 @@ class Subscription:
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
         last = first + min(count, MESSAGES_PER_RUN_MAX)
-        flight = lane.inflight.get(last - 1)
-        number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
+        flight, number = lane.inflight.get(last - 1), -1
+        if flight is not None and flight.consumer is self.consumer:
+            number = flight.number if len(flight.offsets) == 1 else flight.number_of(last - 1)
         self.consumer.acknowledged(number, self._monotonic())
-        unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
+        if count == 1:
+            unknown = [] if lane.ack(first) else [first]
+        else:
+            unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
         ranges, traces = lane.delivered_ranges, lane.traces
         if ranges is not None or traces is not None:
             for missing in (*unknown, last):
@@ -263,7 +271,8 @@ class Subscription:
                 if first < missing and traces is not None:
                     traces.acked(first, missing)
                 first = missing + 1
-        self.consumer.feed()
+        if self.consumer.starving:
+            self.consumer.feed()
         if self._full:  # whatever else it waits for calls `pump` by itself
             self.pump()
         return unknown

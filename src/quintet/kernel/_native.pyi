@@ -757,6 +757,24 @@ def ws_split(
     or above 125 bytes), 2 a payload above max_bytes (1 byte to 1 GiB); each judged as soon as its bytes are in, before the
     payload. The items before it are still good, and consumed is the start of that frame."""
 
+def ws_frame(opcode: int, payload: bytes) -> bytes:
+    """A whole message from the server: its head, without a mask, and the payload. opcode: 0 to 15."""
+
+# -- peerbus ----------------------------------------------------------------------------------------------------------
+
+def peer_object(data: bytes) -> str | tuple[str, str, str, str] | None:
+    """The object in one message of a peer, if it is plain (pure_peer.py draws it): of an `ack` the delivery key; of an envelope (id,
+    from, to, ts). None: anything else, whether it is good or not; whoever asks has to look by itself.
+
+    Of such an envelope everything is judged that can be told from its bytes: UTF-8, sound JSON without a name twice and at most 128 deep in the
+    body, all nine members and no other, an id of 1 to 256 bytes of printable ASCII without | that only the broker would
+    give, no source that only the broker has, and one recipient: neither `to` nor `kind` is that of a broadcast."""
+
+def peer_deliver(batch: Buffer, first: int, last: int, lines: bool) -> tuple[list[str], bytes] | None:
+    """Records first to last-1 of a mailbox: (their delivery keys, their deliver frames), as WebSocket text messages or as lines. None if one of
+    them did not come in by this door, may be a broadcast, or cannot stand in its frame as it is, or if offsets are
+    missing between them: whoever asks has to look at each."""
+
 # -- QUIC -------------------------------------------------------------------------------------------------------------
 
 class QuicEndpoint:

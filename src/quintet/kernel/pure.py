@@ -36,6 +36,7 @@ from quintet.kernel.pure_felix import (
 )
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one
+from quintet.kernel.pure_peer import peer_deliver, peer_object
 from quintet.kernel.pure_records import (
     headers_pack,
     headers_unpack,
@@ -46,7 +47,7 @@ from quintet.kernel.pure_records import (
 )
 from quintet.kernel.pure_segment import segment_head
 from quintet.kernel.pure_tails import Routes, Tails
-from quintet.kernel.pure_ws import ws_split
+from quintet.kernel.pure_ws import ws_frame, ws_split
 
 __all__ = [
     "CacheMemory",
@@ -92,6 +93,8 @@ __all__ = [
     "json_shape",
     "layout",
     "merge",
+    "peer_deliver",
+    "peer_object",
     "place",
     "records_deliver",
     "records_pack",
@@ -104,5 +107,6 @@ __all__ = [
     "segment_head",
     "select",
     "walk",
+    "ws_frame",
     "ws_split",
 ]

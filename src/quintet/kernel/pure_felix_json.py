@@ -245,10 +245,9 @@ class _Scan:
             return FINE if first == "," else NOT_JSON
         return self.key() if self.next in (KEY_NEXT, KEY_OR_END) else self.value(first)
 
-    def run(self) -> int:
-        if self.blank() != "{":
-            return NOT_JSON
-        fault = self.value("{")
+    def run(self, first: str) -> int:
+        """The first fault of a text that begins with this character."""
+        fault = self.value(first)
         while self.open and not fault:
             fault = self.step()
         return fault or (FINE if self.blank() == "" else NOT_JSON)
@@ -263,12 +262,18 @@ def json_head(data: Buffer, depth_max: int) -> tuple[int, bytes]:
     except UnicodeDecodeError:
         return NOT_JSON, b""
     scan = _Scan(text, depth_max)
-    fault = scan.run()
+    fault = scan.run("{") if scan.blank() == "{" else NOT_JSON
     return fault, b"" if fault else scan.kind
 
 
 def json_fault(data: Buffer, depth_max: int) -> int:
     return json_head(data, depth_max)[0]
+
+
+def is_sound(text: str, depth_max: int) -> bool:
+    """Is this one sound value of any kind?"""
+    scan = _Scan(text, depth_max)
+    return scan.run(scan.blank()) == FINE
 
 
 # -- how much there is to read ----------------------------------------------------------------------------------------

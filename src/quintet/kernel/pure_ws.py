@@ -1,14 +1,18 @@
-"""WebSocket frames of clients in pure Python: splitting a read, taking the mask off. Same results as the native twin.
+"""WebSocket frames in pure Python: splitting what a client sent, making those of a server. Same results as the native twin.
 
 What a frame means (fragments, pings, closing) is decided by net/websocket.py, not here. No I/O, no clock, no state.
 
     0            1           2
-    | F RRR op   | M length  | u16 if length is 126, u64 if it is 127 | u32 mask | payload, byte i XOR mask byte i mod 4
+    | F RRR op   | M length  | u16 if length is 126, u64 if it is 127 | u32 mask if M | payload, byte i XOR mask byte i mod 4
+    F: the last piece of a message; M: a client's frame, the server's have no mask
 """
+
+import struct
 
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import view_of
 
+TEXT = 1
 _OPCODES = frozenset((0, 1, 2, 8, 9, 10))
 _CONTROL = 8  # and above
 _CONTROL_BYTES_MAX = 125
@@ -54,3 +58,16 @@ def ws_split(
         items.append(payload if opcode == 1 and last else (opcode, last, payload))
         position = at + size
     return items, position, 0
+
+
+def ws_frame(opcode: int, payload: bytes) -> bytes:
+    if not 0 <= opcode <= 15:
+        raise ValueError("an opcode has four bits")
+    size = len(payload)
+    if size < 126:
+        head = bytes((0x80 | opcode, size))
+    elif size < 1 << 16:
+        head = struct.pack(">BBH", 0x80 | opcode, 126, size)
+    else:
+        head = struct.pack(">BBQ", 0x80 | opcode, 127, size)
+    return head + payload

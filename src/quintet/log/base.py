@@ -108,6 +108,11 @@ class Partition(Protocol):
         """Take an unsealed batch; returns its base offset. Raises StorageError at once if the partition refuses.
         With done None nobody waits (QoS 0): it still becomes visible in order. done is never called inside append."""
 
+    def append_read(self, batch: bytearray, done: Appended) -> int:
+        """As `append` of all that one read brought this partition. If that read is alone (Scheduler.lone_read) and nothing is in the way, it
+        is as durable as the topic promises when this returns its base offset, and visible at the latest when the turn ends; then `done` is
+        not called. Otherwise -1, and `done` is called later."""
+
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
         """Visible batches from the one that holds `offset` on, about max_bytes of them (at least one), if they are in
         memory; None if they are on disk (use fetch); [] if there are none."""

@@ -18,7 +18,7 @@ from quintet import kernel
 _HEADER: Final = struct.Struct("<4sIIHHQIIqqQIHH")
 assert _HEADER.size == 64
 # The functions below read or write one or a few fields of a header that no RecordBatch is made of. (place, form) of each:
-_CRC_AT, _U32 = 4, struct.Struct("<I")
+_CRC_AT, _U32, _I64 = 4, struct.Struct("<I"), struct.Struct("<q")
 _LENGTH_AT: Final = 8
 _KIND_AT, _KIND = 12, struct.Struct("<HH32xQ")  # flags, columns, producer_id
 _COLUMNS_AT, _U16 = 14, struct.Struct("<H")
@@ -112,6 +112,10 @@ class RecordBatch:
             return None
         start = kernel.layout(self.buffer)[_EXPIRIES] + 8 * first
         return struct.unpack_from(f"<{last - first}q", self.buffer, start)
+
+    def expiry(self, index: int) -> int:
+        """When record number `index` expires, 0 never; only of a batch with the column EXPIRY."""
+        return int(_I64.unpack_from(self.buffer, kernel.layout(self.buffer)[_EXPIRIES] + 8 * index)[0])
 
     def rows(self, first: int = 0, last: int | None = None) -> list[Row]:
         """Records first..last-1 as (offset, timestamp, key, value, headers, expiry, origin)."""

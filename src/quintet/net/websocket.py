@@ -64,6 +64,11 @@ class Messages(Protocol):
     close_code: int
     auth_failures: int
     principal_name: str | None
+    holding: bool
+    message_bytes_max: int
+    """Of the next message."""
+    out: list[bytes]
+    """What it has to send, each a frame of kernel.ws_frame, or several; whoever takes them leaves an empty list."""
 
     @property
     def operation(self) -> str: ...
@@ -74,15 +79,8 @@ class Messages(Protocol):
     def unanswered(self) -> int: ...
 
     @property
-    def holding(self) -> bool: ...
-
-    @property
     def enough(self) -> bool:
         """Its answers are large, or owed, or the turn is over: the next messages stay where they are for now."""
-
-    @property
-    def message_bytes_max(self) -> int:
-        """Of the next message."""
 
     def receive(self, view: memoryview, now: int) -> int: ...
     def receive_message(self, data: bytes, now: int) -> None: ...
@@ -99,7 +97,6 @@ class Messages(Protocol):
     def congestion(self) -> int: ...
     def deadline(self) -> int | None: ...
     def tick(self, monotonic: int) -> None: ...
-    def take_output(self) -> list[bytes]: ...
     def closed(self) -> None: ...
 
 
@@ -117,7 +114,7 @@ class WebSocketSession:
 
     __slots__ = (
         "_close_sent", "_deadline", "_fragments", "_fragments_bytes", "_heart", "_inner", "_link", "_monotonic", "_origins",
-        "_out", "_pings", "_quiet", "_skip", "_state", "closing", "stopped",
+        "_out", "_pings", "_quiet", "_skip", "_state", "auth_failures", "closing", "congestion", "on_appended", "on_records", "stopped",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +127,9 @@ class WebSocketSession:
     ) -> None:
         self.closing: str | None = None
         self.stopped = False
+        self.auth_failures = 0
+        # Passed on as they are: a function between would cost as much as to do it.
+        self.congestion, self.on_appended, self.on_records = inner.congestion, inner.on_appended, inner.on_records
         self._inner = inner
         self._link = link
         self._origins = origins
@@ -144,10 +144,6 @@ class WebSocketSession:
         self._close_sent = False
 
     # -- the contract ----------------------------------------------------------------------------------------------
-
-    @property
-    def auth_failures(self) -> int:
-        return self._inner.auth_failures
 
     @property
     def principal_name(self) -> str | None:
@@ -171,21 +167,20 @@ class WebSocketSession:
 
     def receive(self, view: memoryview, now: int) -> int:
         self.stopped = False
+        inner = self._inner
         position = self._upgrade(view) if self._state is FRESH else 0
         if self._state is OPEN:
             self._quiet = 0
             if not view:
-                self._inner.receive(view, now)  # access rights changed: the session checks its own
+                inner.receive(view, now)  # access rights changed: the session checks its own
             position = self._frames(view, position, now)
-            self._inner.end_read()
-        if self._inner.closing is not None:
+            inner.end_read()
+            self.auth_failures = inner.auth_failures
+        if inner.closing is not None:
             self._end_with_session()
         if self._state is PARTING:
             position = self._throw_away(view, position)
         return position
-
-    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
-        self._inner.on_appended(token, offset, error)
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         if isinstance(token, Heartbeat):
@@ -194,12 +189,6 @@ class WebSocketSession:
             self._inner.on_completed(token, result, error)
             if self._inner.closing is not None:
                 self._end_with_session()
-
-    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
-        self._inner.on_records(subscription, partition, batch, first, last)
-
-    def congestion(self) -> int:
-        return self._inner.congestion()
 
     def postpone(self, paused_us: int) -> None:
         """Nothing is read for so long: the rest of a message in fragments may come later."""
@@ -222,26 +211,23 @@ class WebSocketSession:
             self._end_with_session()
 
     def take_output(self) -> list[bytes]:
-        """Everything the session made, framed, as one piece; and a last word if the connection is about to end."""
-        made, out = self._inner.take_output(), self._out
-        if made:
-            self._frame(made)
+        """Everything the session made, and a last word if the connection is about to end."""
+        out, made = self._out, self._inner.out
+        if self.closing is None and not out and not self._close_sent:
+            if made:
+                self._inner.out = []
+            return made
+        self._take_frames()
         if self.closing is not None and not self._close_sent:
             self._last_word(self.closing)
-        if not out:
-            return out
-        self._out = []
-        return [b"".join(out)]
+        out, self._out = self._out, []
+        return out
 
-    def _frame_output(self) -> None:
-        """What the session has made so far, in front of what follows."""
-        self._frame(self._inner.take_output())
-
-    def _frame(self, messages: list[bytes]) -> None:
-        """Behind our close frame nothing follows."""
+    def _take_frames(self) -> None:
+        """What the session has made so far, in front of what follows. Behind our close frame nothing follows."""
+        made, self._inner.out = self._inner.out, []
         if self._state is OPEN and not self._close_sent:
-            for data in messages:
-                self._out += (head(TEXT, len(data)), data)
+            self._out += made
 
     def closed(self) -> None:
         self._heart.remove(self)
@@ -284,20 +270,25 @@ class WebSocketSession:
 
     def _frames(self, view: memoryview, position: int, now: int) -> int:
         inner, taken = self._inner, False
-        while not self._ending() and not inner.holding:
+        while self._state is OPEN and inner.closing is None and self.closing is None and not inner.holding:
             before = position
             # Before anybody has registered one frame at a time: the next may be judged by other rules.
             most = 0 if inner.principal_name is not None else 1
             items, position, fatal = kernel.ws_split(view, position, inner.message_bytes_max, most)
             for number, item in enumerate(items):
-                if taken and self._ending():
-                    break
-                if taken and inner.enough:  # this one and those behind it are split again when it goes on
-                    self.stopped = True
-                    return kernel.ws_split(view, before, inner.message_bytes_max, number)[1] if number else before
+                if taken:
+                    # The message before may have ended it, which mypy does not see.
+                    if inner.closing is not None or self.closing is not None or self._state is not OPEN:  # type: ignore[redundant-expr]
+                        break
+                    if inner.enough:  # this one and those behind it are split again when it goes on
+                        self.stopped = True
+                        return kernel.ws_split(view, before, inner.message_bytes_max, number)[1] if number else before
                 taken = True  # at least one, even if the turn is over
                 if isinstance(item, bytes):
-                    self._text(item, now)
+                    if self._fragments is None and item.isascii():
+                        inner.receive_message(item, now)
+                    else:
+                        self._text(item, now)
                 else:
                     self._other(*item, now)
             if fatal:
@@ -305,9 +296,6 @@ class WebSocketSession:
             if position == before or position == len(view):
                 break
         return position
-
-    def _ending(self) -> bool:
-        return self._state is not OPEN or self._inner.closing is not None or self.closing is not None
 
     def _text(self, data: bytes, now: int) -> None:
         """A whole text message."""
@@ -325,7 +313,7 @@ class WebSocketSession:
             if self._pings > PINGS_MAX:
                 self._part(TOO_MANY_PINGS)
             else:
-                self._out.append(head(PONG, len(data)) + data)
+                self._out.append(kernel.ws_frame(PONG, data))
         elif opcode == CLOSE:
             self._peer_closes(data)
         elif opcode != PONG:  # a PONG has no other meaning than that it arrived
@@ -376,7 +364,7 @@ class WebSocketSession:
         make the kernel throw away what we sent."""
         if self._state is not OPEN:
             return
-        self._frame_output()
+        self._take_frames()
         self._say_close(how)
         self._inner.closing = self._inner.closing or how[1]
         self._state = PARTING
@@ -387,14 +375,15 @@ class WebSocketSession:
     def _say_close(self, how: tuple[int, str]) -> None:
         code, reason = how
         payload = struct.pack(">H", code) + reason.encode()[:REASON_BYTES_MAX]
-        self._out.append(head(CLOSE, len(payload)) + payload)
+        self._out.append(kernel.ws_frame(CLOSE, payload))
         self._close_sent = True
 
     def _peer_closes(self, data: bytes) -> None:
         """Its close is answered with its own code, and that was all."""
-        self._frame_output()
+        self._take_frames()
         sound = len(data) != 1 and _is_utf8(data[2:])
-        self._out.append(head(CLOSE, 2) + (data[:2] if len(data) >= 2 and sound else struct.pack(">H", 1000)))
+        code = data[:2] if len(data) >= 2 and sound else struct.pack(">H", 1000)
+        self._out.append(kernel.ws_frame(CLOSE, code))
         self._close_sent = True
         self.closing = ""
 
@@ -488,15 +477,6 @@ class Heartbeat:
 #     0               1               2 to 10
 #     | F R R R op    | M length      | u16 if length is 126, u64 if 127 | u32 mask if M | payload
 #     F: the last piece of a message; the server's frames have no mask
-
-
-def head(opcode: int, size: int) -> bytes:
-    """The head of a whole message from the server."""
-    if size < 126:
-        return bytes((0x80 | opcode, size))
-    if size < 1 << 16:
-        return struct.pack(">BBH", 0x80 | opcode, 126, size)
-    return struct.pack(">BBQ", 0x80 | opcode, 127, size)
 
 
 def frame_bytes(view: memoryview, position: int) -> int | None:

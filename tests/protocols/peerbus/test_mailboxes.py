@@ -229,15 +229,15 @@ class TestReplay:
 
     def test_two_generations_keep_a_window_and_no_more_than_the_limit(self) -> None:
         seen = Seen(window_us=100, ids_max=10)
-        assert seen.add("a", 1_000) and not seen.add("a", 1_099) and not seen.add("a", 1_150)
-        assert seen.add("b", 1_199) and not seen.add("b", 1_298), "a whole window at least"
-        assert seen.add("a", 1_500)
+        assert seen.add("p", "a", 1_000) and not seen.add("p", "a", 1_099) and not seen.add("p", "a", 1_150)
+        assert seen.add("p", "b", 1_199) and not seen.add("p", "b", 1_298), "a whole window at least"
+        assert seen.add("p", "a", 1_500)
         for number in range(100):
-            assert seen.add(f"n{number}", 1_510)
+            assert seen.add("p", f"n{number}", 1_510)
             assert len(seen) <= 10
-        assert not seen.add("n99", 1_511) and not seen.add("n95", 1_511)
-        seen.forget("n99")
-        assert seen.add("n99", 1_512)
+        assert not seen.add("p", "n99", 1_511) and not seen.add("p", "n95", 1_511)
+        seen.forget("p", "n99")
+        assert seen.add("p", "n99", 1_512)
 
     def test_what_could_not_be_kept_may_be_sent_again(self) -> None:
         sim = broker(mailbox_messages_max=1)

@@ -186,9 +186,9 @@ class TestReplay:
 
     def test_a_window_that_grows_with_a_new_configuration_counts_for_ids_too(self) -> None:
         seen = Seen(window_us=100, ids_max=1_000)
-        assert seen.add("a", 1_000)
+        assert seen.add("p", "a", 1_000)
         seen.resize(window_us=10_000, ids_max=1_000)
-        assert not seen.add("a", 10_500)
+        assert not seen.add("p", "a", 10_500)
 
     def test_long_ids_cost_no_more_than_short_ones(self) -> None:
         sim = broker()

@@ -102,7 +102,10 @@ class Mailbox:
         if offset != self.known_end:
             self.direct_end = offset
         self.known_end = offset + len(letters)
-        if direct := behind_direct(letters):
+        if len(letters) == 1:  # most often
+            if not letters[0][3]:
+                self.direct_end = offset + 1
+        elif direct := behind_direct(letters):
             self.direct_end = offset + direct
 
     @property

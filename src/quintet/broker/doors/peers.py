@@ -37,7 +37,7 @@ from quintet.broker.doors.mailbox import (
     bytes_waiting,
     time_of,
 )
-from quintet.broker.doors.seen_ids import Seen, seen_key
+from quintet.broker.doors.seen_ids import Seen
 from quintet.broker.identity.access import Access, Principal
 from quintet.broker.sections import PeerSection
 from quintet.broker.table import Table
@@ -117,6 +117,8 @@ class Peers:
         self._by_owner: dict[str, dict[str, Mailbox]] = {}
         self._connected: list[str] = []
         self._dirty: deque[Mailbox] = deque()
+        self._armed = False  # the end of this turn flushes
+        self._lone_read = scheduler.lone_read
         self._dirtied = self._flushed = 0  # how many mailboxes were ever put there, and taken from there
         self._writes = 0  # begun
         self._unfinished: dict[int, None] = {}  # numbers of writes on their way, rising
@@ -139,6 +141,7 @@ class Peers:
         # Asked for with every envelope: properties and private attributes of a model take microseconds.
         self._options, self._keys, self.secret = options, options.keys, options.secret
         self._verify, self._refuses = options.verify, options.sender_check == "refuse"
+        self._judges = self._verify or self._refuses or bool(self._keys)  # else every sender is taken at its word
         ttl_us, copies_us = options.mailbox_ttl_us, options.broadcast_ttl_us
         self._ttl_us, self._copies_ttl_us = ttl_us, min(ttl_us, copies_us) if ttl_us else copies_us
         self._seen.resize(options.fresh_us, options.replay_ids_max)
@@ -189,7 +192,7 @@ class Peers:
                     for _, timestamp, key, _, _, _, origin in batch.rows():
                         if key is not None and timestamp >= since and origin.startswith(ORIGIN_PREFIX):
                             sender = origin.removeprefix(ORIGIN_PREFIX).decode(errors="replace")
-                            self._seen.add(seen_key(sender, key.decode(errors="replace")), monotonic)
+                            self._seen.add(sender, key.decode(errors="replace"), monotonic)
                     offset = batch.next_offset
 
     # -- names -----------------------------------------------------------------------------------------------------
@@ -321,8 +324,8 @@ class Peers:
             fields = {"reason": reason, "name": name, "why": why, "peer": peer, **ids_of(peer)}
             self._report("peer_message_dropped", fields | ({"request": request} if request else {}))
 
-    def admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
-        """Whether this peer may send this envelope now, and has not sent it before; counted if not."""
+    def _admit(self, sender: Mailbox, claimed: str, ts: str, data: bytes, now: int) -> bool:
+        """Whether this peer may send this envelope now; counted if not."""
         keys = self._keys.get(sender.name)
         judged = self._verify or keys is not None
         if claimed != sender.name and (judged or self._refuses):
@@ -336,9 +339,6 @@ class Peers:
             if said is not None and abs(now - said) > self._options.replay_window_us:
                 self.dropped["stale"] += 1
                 return False
-        if not self._seen.add(seen_key(sender.name, id), self._scheduler.monotonic()):
-            self.dropped["duplicate"] += 1
-            return False
         return True
 
     def _genuine(self, data: bytes, keys: Mapping[str, bytes] | None) -> bool:
@@ -352,21 +352,35 @@ class Peers:
             secret, found = keys.get(kid, b""), found._replace(hmac=digits)
         return envelope.genuine(found, secret, data)
 
-    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes, headers: tuple[Header, ...] = ()) -> None:
-        """Put an admitted envelope into a mailbox."""
-        if self._put(sender, recipient, id.encode(), data, headers, copy=False):
+    def send(
+        self, sender: Mailbox, recipient: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int,
+        headers: tuple[Header, ...] = (),
+    ) -> None:  # fmt: skip
+        """Put an envelope into a mailbox, if its sender may send it; counted if not. `claimed` is who it says it is from, and `ts` when it
+        says it was sent. `read_taken` must follow."""
+        if self._judges and not self._admit(sender, claimed, ts, data, now):
+            return
+        if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
+            self.dropped["duplicate"] += 1
+        elif self._put(sender, recipient, id.encode(), data, headers, copy=False):
             self.sent += 1
         else:
-            self._seen.forget(seen_key(sender.name, id))
+            self._seen.forget(sender.name, id)
 
     def broadcast(
-        self, sender: Mailbox, principal: Principal, id: str, data: bytes, headers: tuple[Header, ...] = ()
-    ) -> None:
-        """Put an admitted envelope into the mailbox of every peer that is connected, but the sender's: what is sent to names
-        that came and went would cost a topic for each of them, and nobody would read it."""
+        self, sender: Mailbox, principal: Principal, id: str, claimed: str, ts: str, data: bytes, now: int,
+        headers: tuple[Header, ...] = (),
+    ) -> None:  # fmt: skip
+        """The same into the mailbox of every peer that is connected, but the sender's: what is sent to names that came and went would
+        cost a topic for each of them, and nobody would read it."""
+        if self._judges and not self._admit(sender, claimed, ts, data, now):
+            return
+        if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
+            self.dropped["duplicate"] += 1
+            return
         if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._connected) - 1)):
             self.dropped["broadcast_budget"] += 1  # before anything is done for each recipient
-            self._seen.forget(seen_key(sender.name, id))
+            self._seen.forget(sender.name, id)
             return
         others = [self._by_name[name] for name in self._connected if name != sender.name]
         allowed = [m for m in others if self._access.allowed(principal, "publish", m.raw.decode())]
@@ -400,8 +414,8 @@ class Peers:
         if mailbox.outbox is None:
             mailbox.outbox = [letter]
             mailbox.outbox_bytes = size
-            if not self._dirty:
-                self._scheduler.soon(self._flush_some)
+            if not self._armed and not self._lone_read.under_way:  # else `read_taken` follows
+                self._flush_soon()
             self._dirty.append(mailbox)
             self._dirtied += 1
             return True
@@ -437,6 +451,26 @@ class Peers:
             stored.resolve(None)
         return stored
 
+    def _flush_soon(self) -> None:
+        self._armed = True
+        self._scheduler.soon(self._flush_some)
+
+    def read_taken(self) -> None:
+        """All objects of a read were taken. If it is alone and for one mailbox, that is written now, so that it is delivered by the callback
+        that read it (ADR 32, 51); if not, at the end of the turn."""
+        if not self._dirty or self._armed:
+            return
+        if len(self._dirty) > 1 or not self._lone_read.under_way:
+            self._flush_soon()
+            return
+        mailbox = self._dirty.popleft()
+        self._flushed += 1
+        if mailbox.outbox:
+            self._write(mailbox)
+        mailbox.outbox, mailbox.outbox_bytes = None, 0
+        if self._at_flush:
+            self._flush_some()
+
     def flush(self) -> None:
         """Write all outboxes now."""
         while self._dirty:
@@ -445,6 +479,7 @@ class Peers:
     def _flush_some(self) -> None:
         """The end of a turn: one batch for each mailbox that was written to. Of a broadcast to many, the rest is written in
         the turns that follow: each may need a topic first."""
+        self._armed = False
         until = self._scheduler.monotonic() + FLUSH_TURN_US
         while self._dirty and (self._flushed % FLUSH_LOOK_EVERY or self._scheduler.monotonic() <= until):
             mailbox = self._dirty.popleft()
@@ -457,7 +492,7 @@ class Peers:
         if self._waiting:
             self._tell_waiting()
         if self._dirty:
-            self._scheduler.soon(self._flush_some)
+            self._flush_soon()
 
     def _tell_waiting(self) -> None:
         oldest = next(iter(self._unfinished), self._writes + 1)
@@ -471,9 +506,17 @@ class Peers:
         now = self._scheduler.now()
         expiry = now + self._ttl_us if self._ttl_us else 0
         try:
-            topic = self._topic_of(mailbox)
+            topic = mailbox.topic
+            if topic is None or topic.gone is not None or mailbox.gone or topic.spec.durability == "memory":
+                topic = self._topic_of(mailbox)
             batch = batch_of(letters, expiry, now + self._copies_ttl_us, now)
-            topic.publish(batch, len(letters), True, partial(self._stored, mailbox, letters, number), FIRST_PARTITION)
+            done = partial(self._stored, mailbox, letters, number)
+            if self._lone_read.under_way:
+                offset = topic.publish_read(batch, len(letters), done, FIRST_PARTITION)
+                if offset >= 0:
+                    done(offset, None)
+            else:
+                topic.publish(batch, len(letters), True, done, FIRST_PARTITION)
         except QuintetError as error:
             self._stored(mailbox, letters, number, -1, error)
 
@@ -488,7 +531,7 @@ class Peers:
             self.dropped["storage"] += len(letters)
             for origin, key, _, copy, _ in letters:
                 if not copy:
-                    self._seen.forget(seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
+                    self._seen.forget(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode())
         if self._waiting:
             self._tell_waiting()
 
@@ -509,7 +552,9 @@ class Peers:
                 topic = self._make_topic(mailbox, retention)
             self._open(mailbox, topic)
         # Another door may have made it for what nobody waits for: an envelope is on disk before anybody sees it.
-        return self._topics.ensure(mailbox.raw, durable=True) if topic.in_memory else topic
+        if topic.spec.durability == "memory" and self._topics.may_harden(topic):
+            return self._topics.ensure(mailbox.raw, durable=True)
+        return topic
 
     def _make_topic(self, mailbox: Mailbox, retention_us: int) -> Topic:
         """A mailbox's topic. If there are as many topics as there may be, those of absent peers make room."""
@@ -575,6 +620,8 @@ class Peers:
     def tick(self, trusted: int, monotonic: int) -> None:
         """Topics that came or went by another way; what expired, by this date, in the mailboxes of absent peers; names
         nobody uses."""
+        if self._dirty and not self._armed:
+            self._flush_soon()  # the session that should have called `read_taken` failed before that
         state = (len(self._topics), self._access.epoch)
         if state != self._looked_at:
             self._looked_at = state

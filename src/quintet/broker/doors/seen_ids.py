@@ -26,8 +26,11 @@ class Seen:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def add(self, key: str, monotonic: int) -> bool:
-        """Remember it; False if it was there already."""
+    def add(self, sender: str, id: str, monotonic: int) -> bool:
+        """Remember this id of this sender; False if it was there already."""
+        key = f"{sender}|{id}"  # no name has a |
+        if len(key) > SEEN_KEY_MAX:
+            key = _digest(key)
         if monotonic - self._since >= self._window_us or len(self._young) >= self._half:
             # Begun two windows ago: even its last id is a whole window old.
             self._old = self._young if monotonic - self._since < 2 * self._window_us else set()
@@ -42,12 +45,14 @@ class Seen:
         """The clock was set back: dates of messages that were seen are fresh again, for so much longer."""
         self._since += more_us
 
-    def forget(self, key: str) -> None:
+    def forget(self, sender: str, id: str) -> None:
+        key = f"{sender}|{id}"
+        if len(key) > SEEN_KEY_MAX:
+            key = _digest(key)
         self._young.discard(key)
         self._old.discard(key)
 
 
-def seen_key(sender: str, id: str) -> str:
-    """What is remembered of a message, so that it is not taken twice."""
-    key = f"{sender}|{id}"  # no name has a |
-    return key if len(key) <= SEEN_KEY_MAX else blake2b(key.encode(), digest_size=SEEN_KEY_MAX // 2).hexdigest()
+def _digest(key: str) -> str:
+    """What is remembered of a long one."""
+    return blake2b(key.encode(), digest_size=SEEN_KEY_MAX // 2).hexdigest()

@@ -71,19 +71,8 @@ class Topic:
     """An open topic. `publish` is the broker's end of the hot path."""
 
     __slots__ = (
-        "_after",
-        "_common",
-        "_gone",
-        "_handle",
-        "_next",
-        "_published",
-        "_room",
-        "_unready",
-        "partitions",
-        "raw",
-        "spec",
-        "subscriptions",
-    )
+        "_after", "_common", "_handle", "_next", "_published", "_room", "_unready", "gone", "partitions", "raw", "spec", "subscriptions",
+    )  # fmt: skip
 
     def __init__(self, spec: TopicSpec, partitions: list[Partition], common: TopicCommon, ready: bool) -> None:
         self.raw = spec.name.encode()
@@ -95,7 +84,7 @@ class Topic:
         self._common = common
         self._next = 0
         self._room = 0  # records that may still come before the queues must be looked at again
-        self._gone: Exception | None = None
+        self.gone: Exception | None = None  # why it is not there any more
         self._unready: list[tuple[bytearray, Appended | None, int]] | None = None if ready else []
         self._after: list[Callable[[Exception | None], None]] | tuple[()] = ()
 
@@ -135,10 +124,10 @@ class Topic:
     @property
     def handle(self) -> int | None:
         """`direct` or `lent`, if it was asked for before: nothing is lent because of this."""
-        return None if self._unready is not None or self._gone is not None else self._handle
+        return None if self._unready is not None or self.gone is not None else self._handle
 
     def _handle_of(self, lent: bool) -> int | None:
-        if self._unready is not None or self._gone is not None:
+        if self._unready is not None or self.gone is not None:
             return None
         if self._handle is None:
             found = (partition.loan if lent else partition.tail for partition in self.partitions)
@@ -160,14 +149,9 @@ class Topic:
             self._handle = None
 
     @property
-    def gone(self) -> Exception | None:
-        """Why it is not there any more, or None."""
-        return self._gone
-
-    @property
     def deleted(self) -> bool:
         """It is not there any more, or never came to be: another of its name may be."""
-        return self._gone is not None
+        return self.gone is not None
 
     def publish(
         self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
@@ -178,7 +162,7 @@ class Topic:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
-        if self._gone is not None:
+        if self.gone is not None:
             self._refuse()
         partitions = self.partitions
         if partition == ANY:
@@ -191,6 +175,14 @@ class Topic:
         else:
             partitions[partition].append(batch, done)
         return partition
+
+    def publish_read(self, batch: bytearray, count: int, done: Appended, partition: int) -> int:
+        """As `publish` of what must be kept, for all that one read brought this partition (Partition.append_read)."""
+        if self.gone is not None or self._unready is not None or self._common.policy.queue_messages_max:
+            self.publish(batch, count, True, done, partition)
+            return -1
+        self._published += count
+        return self.partitions[partition].append_read(batch, done)
 
     def choose(self, key: bytes | memoryview | None) -> int:
         """Where a message goes that names no partition: by its key (FNV-1a, 32 bits), or the next one in turn."""
@@ -212,7 +204,7 @@ class Topic:
     def check_writable(self, number: int) -> None:
         """Raise now what an append to this partition would raise."""
         partition = self.partition(number, writing=True)
-        if self._gone is not None:
+        if self.gone is not None:
             self._refuse()
         failure = partition.failure or (None if self.in_memory else self._common.low())
         if failure is not None:
@@ -220,9 +212,9 @@ class Topic:
             raise kind(f"partition {number} of topic {self.name!r} takes no appends: {message_of(failure)}")
 
     def _refuse(self) -> NoReturn:
-        assert self._gone is not None
-        kind = TopicNotFound if isinstance(self._gone, TopicNotFound) else StorageError
-        raise kind(message_of(self._gone))
+        assert self.gone is not None
+        kind = TopicNotFound if isinstance(self.gone, TopicNotFound) else StorageError
+        raise kind(message_of(self.gone))
 
     # -- waiting for its row in __topics ---------------------------------------------------------------------------
 
@@ -245,7 +237,7 @@ class Topic:
     def after(self, call: Callable[[Exception | None], None]) -> None:
         """Call when its row is durable: now, if it is."""
         if self._unready is None:
-            call(self._gone)
+            call(self.gone)
         else:
             self._after = [*self._after, call]
 
@@ -263,18 +255,18 @@ class Topic:
                 done(-1, refusal)
         calls, self._after = self._after, ()
         for call in calls:
-            call(error or self._gone)
+            call(error or self.gone)
 
     def forget(self, error: Exception) -> None:
         """It never came to be, or was deleted: whoever still holds it must ask for it again."""
         self.close_direct()
-        self._gone = error
+        self.gone = error
 
     def undelete(self) -> bool:
         """Its deletion was refused. False: it never came to be."""
-        if not isinstance(self._gone, TopicNotFound):
+        if not isinstance(self.gone, TopicNotFound):
             return False
-        self._gone = None
+        self.gone = None
         return True
 
     def _look_for_room(self, count: int) -> int:
@@ -522,13 +514,13 @@ class Topics:
             )
         if extra is not None and topic.name.startswith(CACHE_PREFIX):
             refuse_cache(topic.name)
-        if durable and topic.in_memory and not topic.waiting and self._may_harden(topic):
+        if durable and topic.in_memory and not topic.waiting and self.may_harden(topic):
             spec = replace(topic.spec, durability=self._policy.durable)
             self._table.put(raw, row_of(spec)).then(lambda _, error: self._harden(topic, spec, error))
             topic.hold()
         return topic
 
-    def _may_harden(self, topic: Topic) -> bool:
+    def may_harden(self, topic: Topic) -> bool:
         """Does the configuration leave it to the first durable use, and is that more than memory?"""
         if self._policy.durable == "memory" or isinstance(topic, CacheTopic):
             return False

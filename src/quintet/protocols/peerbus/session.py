@@ -19,6 +19,7 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
+from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.doors.mailbox import TOPIC_PREFIX, Mailbox
 from quintet.broker.identity.access import Principal
@@ -52,12 +53,15 @@ BINDING: Final = "binding"
 REGISTERED: Final = "registered"
 TAKEN_OVER: Final = "taken over"
 
+TEXT: Final = 1  # opcode of a WebSocket text message
+
 PARTITION_SHIFT: Final = 48  # place = partition << 48 | offset
 _OFFSETS: Final = (1 << PARTITION_SHIFT) - 1
 _BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
 LATE_ACKS_US: Final = (
     250_000  # a client's kernel may hold a small write back until ours confirms the one before: 40 ms or more
 )
+LIGHT_MAX: Final = 16  # acknowledgements between two looks at whether the turn is over: each costs little more
 ASKED_MAX: Final = 1_000  # `peers` that wait for the disk; above it, the connection is not read from
 REPLIES_BYTES_MAX: Final = limits.MIB  # of answers to `peers` that are made, or owed: above it, the next frames wait
 BLANKS_AT_ONCE: Final = 1_024  # empty lines between two looks at whether the turn is over
@@ -68,9 +72,9 @@ class PeerSession:
     """See the table above. `sink` is the connection; `framed`: objects are lines."""
 
     __slots__ = (
-        "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_id", "_identity", "_mailbox", "_out", "_peer",
-        "_pending", "_principal", "_said", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
-        "operation", "principal_name", "stopped",
+        "_acked", "_asked", "_light", "_broker", "_deadline", "_envelope_bytes_max", "_epoch", "_frame_bytes_max", "_id", "_identity", "_lines", "_mailbox", "_peer",
+        "_pending", "_principal", "_said", "_scanned", "_sent", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing", "holding",
+        "message_bytes_max", "operation", "out", "principal_name", "stopped",
     )  # fmt: skip
 
     def __init__(
@@ -89,8 +93,9 @@ class PeerSession:
         self.auth_failures = 0
         self._broker = broker
         self._sink = sink
-        self._framed = framed
+        self._lines = framed
         self._frame_bytes_max = frame_bytes_max
+        self._envelope_bytes_max = frame_bytes_max - frames.DELIVER_BYTES_MAX
         self._peer = peer
         self._state = FRESH
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
@@ -98,7 +103,7 @@ class PeerSession:
         self._principal: Principal | None = None
         self._epoch = 0
         self._mailbox: Mailbox | None = None
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []  # frames that nobody has taken yet
         self._scanned = 0  # bytes of an unfinished line that have no end of line in them
         self._pending: dict[str, int | list[int]] | None = None  # delivery key -> place, or places, oldest first
         self._asked = 0  # `peers` that are not answered yet
@@ -107,13 +112,14 @@ class PeerSession:
         self.operation = ""
         self._id = ""  # of that request, its beginning
         self._acked: list[int] | None = None  # places acknowledged in this read
+        self._sent = False  # an envelope was taken in this read
+        self._light = 0  # acknowledgements since the last look at the turn; 0: something else was taken since
+        self.holding = False  # until the name is bound, or answers that are owed are made
+        # Of one object: whoever has not registered gets little memory.
+        self.message_bytes_max = limits.UNAUTHENTICATED_FRAME_BYTES_MAX
         self._targets: dict[str, Mailbox] | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------------
-
-    @property
-    def holding(self) -> bool:
-        return self._state is BINDING or (self._asked > 0 and self._asked * len(self._listing()) > REPLIES_BYTES_MAX)
 
     @property
     def request(self) -> str:
@@ -124,14 +130,10 @@ class PeerSession:
     def enough(self) -> bool:
         """No further object in this read: the turn is over, or the answers are large (a question is small and its answer
         is as large as the names of all peers)."""
-        if self._said > REPLIES_BYTES_MAX or self._state is BINDING or (self._asked and self.holding):
-            return True
-        return self._sink.turn_over()
-
-    @property
-    def message_bytes_max(self) -> int:
-        """Of one object: whoever has not registered gets little memory."""
-        return limits.UNAUTHENTICATED_FRAME_BYTES_MAX if self._state in (FRESH, BINDING) else self._frame_bytes_max
+        if 0 < self._light < LIGHT_MAX:
+            return False
+        self._light = 0
+        return self._said > REPLIES_BYTES_MAX or self.holding or self._sink.turn_over()
 
     def receive(self, view: memoryview, now: int) -> int:
         self.stopped = False
@@ -153,7 +155,7 @@ class PeerSession:
             line = data[at:end].strip(b" \t\r")
             at = end + 1
             if line:
-                self._object(line, now)
+                self.receive_message(line, now)
                 if self.enough:
                     self.stopped = not self.holding
                     break
@@ -173,8 +175,27 @@ class PeerSession:
 
     def receive_message(self, data: bytes, now: int) -> None:
         """One whole object. The connection calls `end_read` when it has handed over all of a read."""
-        if self.closing is None and (self._epoch == self._broker.access.epoch or self._still_welcome()):
+        broker = self._broker
+        if self.closing is not None or (self._epoch != broker.access.epoch and not self._still_welcome()):
+            return
+        found = kernel.peer_object(data) if self._state is REGISTERED else None
+        if found is None:
             self._object(data, now)
+        elif isinstance(found, str):
+            self.operation, self._id = frames.ACK, found[:REQUEST_CHARS_MAX]
+            self._light += 1
+            self._ack(found)
+        else:  # an envelope to one peer, of which the kernel has judged all that `_envelope` would
+            id, claimed, to, ts = found
+            self.operation, self._id = "envelope", id[:REQUEST_CHARS_MAX]
+            self._light = 0
+            recipient = self._targets.get(to) if self._targets is not None else None
+            if len(data) > self._envelope_bytes_max:
+                self._object(data, now)  # which says so
+            elif (recipient is not None and not recipient.gone) or (recipient := self._target(to)) is not None:
+                assert self._mailbox is not None
+                self._sent = True
+                broker.peers.send(self._mailbox, recipient, id, claimed, ts, data, now)
 
     def receive_binary(self) -> None:
         """A message that is not text: wrong as the first one, and nothing to us later."""
@@ -195,7 +216,19 @@ class PeerSession:
             return
         if self._pending is None:
             self._pending = {}
-        pending, out, above = self._pending, self._out, partition << PARTITION_SHIFT
+        pending, above = self._pending, partition << PARTITION_SHIFT
+        plain = kernel.peer_deliver(batch.buffer, first, last, self._lines)
+        if plain is not None:
+            keys, frames = plain
+            place = above | batch.base_offset + first
+            for key in keys:
+                if key not in pending:
+                    pending[key] = place
+                else:
+                    _also(pending, key, place)
+                place += 1
+            self.out.append(frames)
+            return
         for row in batch.rows(first, last):
             key, value = own_delivery(row, self._mailbox.name) or self._made(row, partition)
             offset, _, _, _, _, _, _ = row
@@ -204,18 +237,16 @@ class PeerSession:
                 pending[key] = place
             else:
                 _also(pending, key, place)
-            if self._framed:
+            if self._lines and b"\n" in value:
                 # Ends of lines within an envelope are blanks between tokens: any other blank says the same.
-                out.append(codec.deliver(key, value.translate(_BLANKS) if b"\n" in value else value) + b"\n")
-            else:
-                out.append(codec.deliver(key, value))
+                value = value.translate(_BLANKS)
+            self._say(codec.deliver(key, value))
 
     def _made(self, row: Row, partition: int) -> tuple[str, bytes]:
         """Of a record that another door put into the mailbox."""
         assert self._mailbox is not None
-        bytes_max = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
-        secret = self._broker.peers.secret
-        return made_delivery(row, self._mailbox.identity, partition, self._mailbox.name, secret, bytes_max)
+        name, secret = self._mailbox.name, self._broker.peers.secret
+        return made_delivery(row, self._mailbox.identity, partition, name, secret, self._envelope_bytes_max)
 
     @property
     def unanswered(self) -> int:
@@ -233,9 +264,9 @@ class PeerSession:
             self.close(errors.NO_HANDSHAKE)
 
     def take_output(self) -> list[bytes]:
-        out = self._out
+        out = self.out
         if out:
-            self._out = []
+            self.out = []
         return out
 
     def closed(self) -> None:
@@ -254,6 +285,8 @@ class PeerSession:
     # -- handshake -------------------------------------------------------------------------------------------------
 
     def _object(self, data: bytes, now: int) -> None:
+        """Any object, plain or not."""
+        self._light = 0
         try:
             frame = codec.decode(data)
         except ProtocolError as error:
@@ -308,7 +341,7 @@ class PeerSession:
                 who, topic = self._principal.name, TOPIC_PREFIX + name
                 self._broker.audit.record("access.denied", who, topic, "denied", self._peer, "register")
             return self.close(errors.of_register(error))
-        self._state = BINDING
+        self._state, self.holding = BINDING, True
         if self._mailbox.registered.pending:
             self._mailbox.registered.then(partial(self._sink.completed, self._registered))
         else:
@@ -319,11 +352,13 @@ class PeerSession:
         """The name is this owner's for good, or could not be kept."""
         mailbox = self._mailbox
         assert mailbox is not None and self._principal is not None
+        self.holding = False
         if error is not None or mailbox.gone:
             self._mailbox, self._state = None, FRESH
             self.close(errors.of_register(error) if error is not None else errors.FREED)
             return
         self._state, self._deadline = REGISTERED, None
+        self.message_bytes_max = self._frame_bytes_max
         self.principal_name = self._principal.name
         # Document, 2.1, steps 4 and 5: the reply is a peers frame, then everything pending is delivered.
         self._broker.peers.bind(mailbox, self)
@@ -372,7 +407,7 @@ class PeerSession:
             return
         # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
         # With its deliver frame around it, it is no larger than what a peer may be sent.
-        fits = len(data) <= self._frame_bytes_max - frames.DELIVER_BYTES_MAX
+        fits = len(data) <= self._envelope_bytes_max
         well_formed = codec.is_id(id) and to and frame.protocol_version == frames.VERSION
         if not fits or not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
             why = self._fault(id, to, frame, len(data), fits)
@@ -382,22 +417,18 @@ class PeerSession:
             why = f"id {id!r} or source {frame.source!r} is one that only the broker gives"
             peers.drop("reserved", sender, why, self._peer, self.request)
             return
-        recipient = None if everyone else self._target(to)
-        if recipient is None and not everyone:
-            return
-        if not peers.admit(sender, id, frame.sender or "", frame.ts or "", data, now):
-            return
         # Document, 3, "Broker routing": routed by the name of the connection; a broadcast has a row for each recipient.
-        if recipient is None:
-            peers.broadcast(sender, self._principal, id, data, headers)
-        else:
-            peers.send(sender, recipient, id, data, headers)
+        claimed, ts = frame.sender or "", frame.ts or ""
+        self._sent = True
+        if everyone:
+            peers.broadcast(sender, self._principal, id, claimed, ts, data, now, headers)
+        elif (recipient := self._target(to)) is not None:
+            peers.send(sender, recipient, id, claimed, ts, data, now, headers)
 
     def _fault(self, id: str, to: str, frame: codec.Frame, size: int, fits: bool) -> str:
         """What is wrong with an envelope that has all members."""
         if not fits:
-            most = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
-            return f"an envelope has {size} bytes, the limit is {most} (frame_bytes_max less its deliver frame)"
+            return f"an envelope has {size} bytes, the limit is {self._envelope_bytes_max} (frame_bytes_max less its deliver frame)"
         if not codec.is_id(id):
             return f"an id has 1 to {frames.ID_BYTES_MAX} bytes, printable, without |"
         if not to or frame.protocol_version != frames.VERSION:
@@ -436,6 +467,7 @@ class PeerSession:
         stored = self._broker.peers.all_stored()
         if stored.pending:
             self._asked += 1
+            self.holding = self._owes_much()
             stored.then(partial(self._sink.completed, self._all_durable))
         else:
             listing = self._listing()
@@ -449,8 +481,12 @@ class PeerSession:
             peers.listed = codec.peers(peers.names())
         return peers.listed
 
+    def _owes_much(self) -> bool:
+        return self._asked * len(self._listing()) > REPLIES_BYTES_MAX
+
     def _all_durable(self, _error: Exception | None) -> None:
         self._asked -= 1
+        self.holding = self._owes_much()
         self._say(self._listing())
 
     def _ack(self, key: str | UnsetType) -> None:
@@ -468,23 +504,36 @@ class PeerSession:
         self._acked.append(place)
 
     def end_read(self) -> None:
-        """Settle what this read acknowledged, run by run."""
+        """Settle what this read acknowledged, and have written what it sent."""
         self._said = 0
-        acked, self._acked = self._acked, None
-        subscription = None if self._mailbox is None else self._mailbox.subscription
-        if not acked or subscription is None:
-            return
-        acked.sort()
-        first = last = acked[0]
-        for place in acked[1:]:
-            if place != last + 1:
-                subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
-                first = place
-            last = place
-        subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
+        acked = self._acked
+        if acked is not None:
+            self._acked = None
+            subscription = None if self._mailbox is None else self._mailbox.subscription
+            if subscription is not None:
+                if len(acked) == 1:
+                    subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
+                else:
+                    _settle(subscription, acked)
+        if self._sent:
+            self._sent = False
+            self._broker.peers.read_taken()
 
     def _say(self, data: bytes) -> None:
-        self._out.append(data + b"\n" if self._framed else data)
+        """One object, framed as the connection wants it."""
+        self.out.append(data + b"\n" if self._lines else kernel.ws_frame(TEXT, data))
+
+
+def _settle(subscription: Subscription, acked: list[int]) -> None:
+    """These places, run by run."""
+    acked.sort()
+    first = last = acked[0]
+    for place in acked[1:]:
+        if place != last + 1:
+            subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
+            first = place
+        last = place
+    subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
 
 
 def _also(pending: dict[str, int | list[int]], key: str, place: int) -> None:

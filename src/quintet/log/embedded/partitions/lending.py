@@ -85,7 +85,7 @@ class Sealed:
         self.watched: list[Lendable] = []
 
 
-class _Alone:
+class Alone:
     """Who waits for one batch that was appended by way of Python (log.base.Held)."""
 
     __slots__ = ("_base", "_done")
@@ -175,7 +175,7 @@ class Lending:
         ticket = next(self._own)
         base = self.tails.append_lent(slot, batch, self._scheduler.now(), ticket)
         if base is not None:
-            self._tickets[ticket] = (_Alone(done, base), 1)
+            self._tickets[ticket] = (Alone(done, base), 1)
             self._holding[way].append(ticket)
             self._turn_soon()
         return base

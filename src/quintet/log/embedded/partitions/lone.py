@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from quintet import kernel
-from quintet.log.base import Held
+from quintet.log.base import Appended, Held
 from quintet.log.embedded.files.disk import Disk, DurableWrite
 from quintet.log.embedded.partitions.lending import (
     INLINE,
@@ -21,6 +21,7 @@ from quintet.log.embedded.partitions.lending import (
     JOURNAL,
     SYNCED,
     WRITTEN,
+    Alone,
     Lendable,
     Lending,
     Sealed,
@@ -87,6 +88,15 @@ class LoneLending(Lending):
             del self._tickets[ticket]
             return True
         return False
+
+    def append_read(self, slot: int, way: bool, batch: bytearray, done: Appended) -> int | None:
+        """Append all that one read brought this slot (log.base.Partition.append_read). None: it must be recalled for that."""
+        ticket = next(self._own)
+        base = self.tails.append_lent(slot, batch, self._scheduler.now(), ticket)
+        if base is None:
+            return None
+        ways = ONLY_INLINE if way is INLINE else ONLY_JOURNAL
+        return base if self.write_read(ticket, ways, Alone(done, base)) else -1
 
     def _wait(self, ticket: int, way: bool) -> bool:
         """The end of the turn writes it."""

@@ -63,7 +63,8 @@ class MemoryTails:
     def _turn(self) -> None:
         """Make visible what was appended, tell the waiters, then the watchers."""
         self._armed = False
-        self.seal()
+        if self.tails.dirty:
+            self.seal()
         if self._sealed:
             sealed, self._sealed = self._sealed, []
             answer_waiters(self._shared.scheduler, sealed)
@@ -175,6 +176,15 @@ class MemoryPartition:
         if self._closed:
             raise ShuttingDown("the broker is stopping")
         return self._tails.append(self.slot, batch, done)
+
+    def append_read(self, batch: bytearray, done: Appended) -> int:
+        if self.successor is not None:
+            return self.successor.append_read(batch, done)
+        if self._closed:
+            raise ShuttingDown("the broker is stopping")
+        base = self._tails.tails.append(self.slot, batch, False)
+        self._tails.read_appended()
+        return base
 
     def maintain(self, now: int) -> None:
         """Drop what is past its age, a slice at a time."""

@@ -143,6 +143,17 @@ class FilePartition(LendablePartition):
             self._on(_APPENDED)
         return base
 
+    def append_read(self, batch: bytearray, done: Appended) -> int:
+        lending = self._shared.lending
+        if self._lent and lending is not None and self._failure is None and self._shared.low is None:
+            base = lending.append_read(self._slot, self._inline, batch, done)
+            if base is not None:
+                return base
+        elif self._slot < 0:
+            _ = self.loan  # it lends itself from the next write on
+        self.append(batch, done)
+        return -1
+
     def _on(self, event: Row) -> Action:
         """Take the step that the table has for this event; arm if it says so, and leave everything else to the caller."""
         step = event[self._state]
