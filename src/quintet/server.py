@@ -196,6 +196,7 @@ class Server:
         self.broker.audit.record("system.start", "", "", "success", version=__version__)
         await self._stop.wait()
         await self._drain()
+        self.doors.close()
         scheduler.close()
         return 0
 

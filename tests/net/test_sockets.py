@@ -346,3 +346,55 @@ async def test_an_accept_without_descriptors_is_tried_again(monkeypatch: pytest.
     accepting.close()
     for connected in made:
         connected.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("door", TALKS)
+async def test_changed_rights_are_looked_at_before_the_next_read(
+    door: str, tmp_path: Path, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: as long as nothing changes, the kernel takes reads. Then the session sees the first read after a change."""
+    jwt = fast.token("d", "k", "publish", secret=DEV_FAST_MASTER_SECRET.encode())
+    split, login, request = {
+        "blipmq": (blipmq.split, [BLIP_LOGIN], blipmq.publish(1, b"t", b"x", 1) + blipmq.ping(1)),
+        "flymq": (flymq.split, [(flymq.auth("admin", "admin"), 1)], flymq.produce("t", b"x", partition=0)),
+        "fast": (
+            fast.split,
+            [(fast.extend(1), 1), (fast.create(jwt, b"t", 1), 1)],
+            fast.publish(jwt, fast.topic_id(b"t"), b"x"),
+        ),
+    }[door]
+    async with (
+        serving(tmp_path, "kernel", monkeypatch, **{"topics.durability": "os"}) as server,
+        connected(server, door, cast(Split, split), *login) as client,
+    ):
+        seen = 0
+        while sum(taken) < 20:
+            seen += 1
+            await client.say(request, seen)
+        before = sum(taken)
+        for _ in range(15):  # one of sixteen goes to the session in any case
+            server.broker.access.look_again()
+            seen += 1
+            await client.say(request, seen)
+        assert sum(taken) == before, "the kernel took a read by rights that have changed"
+        for _ in range(32):
+            seen += 1
+            await client.say(request, seen)
+        assert sum(taken) > before
+
+
+async def test_who_is_revoked_publishes_nothing_more(
+    tmp_path: Path, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, "kernel", monkeypatch, **{"topics.durability": "os"}) as server:
+        request = blipmq.publish(1, b"t-1", b"x", 1) + blipmq.ping(1)
+        async with connected(server, "blipmq", blipmq.split, BLIP_LOGIN) as client:
+            seen = 0
+            while sum(taken) < 20:
+                seen += 1
+                await client.say(request, seen)
+            server.broker.set_credentials([])
+            with pytest.raises((AssertionError, ConnectionError)):
+                for _ in range(2):
+                    await client.say(request, seen + 1)
+    assert len(reader.read(tmp_path)["t-1"].values) == seen

@@ -618,14 +618,16 @@ class Connection(asyncio.BufferedProtocol):
             self.fault(where, fault)
 
     def _lend_reader(self) -> None:
-        """If nothing is under way on it, the kernel may take its next reads."""
+        """The kernel may take its next reads if nothing is under way on it, and may not otherwise."""
         session, flow = self._session, self._flow
         reader = getattr(session, "direct", None)
-        if reader is None or self._meter is not None or flow.held or flow.stalling or self._lost or self._receiving:
-            return
-        if self._rest or self._large is not None or self._out or session.unanswered or session.stopped:
-            return
         assert self._socket is not None
+        if reader is not None:
+            busy = (
+                session.unanswered or session.stopped or session.holding or flow.held or flow.stalling or flow.charged
+            )
+            if busy or self._rest or self._large is not None or self._out or self._receiving or self._meter is not None:
+                reader = None
         self._socket.allow(reader)
 
     def adopt(self, unanswered: list[Any]) -> list[Held | None]:

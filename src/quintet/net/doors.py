@@ -97,6 +97,11 @@ class OpenDoors:
         self.listeners[door.name] = listener
         self._doors[door.name] = door
 
+    def close(self) -> None:
+        """All connections have ended."""
+        if self._hub is not None:
+            self._hub.close()
+
     @property
     def expiries(self) -> dict[str, float]:
         """When the certificate of each door that has one expires, as Unix time."""

@@ -211,7 +211,7 @@ class Hub:
 class SocketTransport(asyncio.Transport):
     """One connection."""
 
-    __slots__ = ("_closing", "_hub", "_id", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets")
+    __slots__ = ("_closing", "_hub", "_id", "_lent", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets")
 
     def __init__(self, hub: Hub, connected: socket.socket, protocol: Client, peer: object) -> None:
         super().__init__({"peername": peer})
@@ -222,6 +222,7 @@ class SocketTransport(asyncio.Transport):
         self._closing = self._lost = False  # no more is read; the protocol was told, or will be
         self._paused = False  # the protocol was told that much is unsent
         self._reading = True
+        self._lent = False  # the kernel was last given a reader
         self._id = self._sockets.add(connected.fileno(), self)
         protocol.connection_made(self)
 
@@ -260,8 +261,9 @@ class SocketTransport(asyncio.Transport):
             self._sockets.adopted(self._id, self._protocol.adopt(unanswered))
 
     def allow(self, reader: DirectReader | None) -> None:
-        """The session is quiet: the kernel may take reads by this reader, while rights are what they are."""
-        if not self._closing:
+        """The session is quiet: the kernel may take reads by this reader, while rights are what they are. None: it may not."""
+        if not self._closing and (reader is not None or self._lent):
+            self._lent = reader is not None
             self._sockets.allow(self._id, reader, self._hub.publishing.epoch())
 
     @property

@@ -472,6 +472,8 @@ class BlipSession:
 
     @property
     def direct(self) -> DirectReader | None:
+        if self._epoch != self._broker.access.epoch:
+            return None  # rights changed: the next read is looked at first
         if self._reader is None and self._routes is not _NOTHING_KNOWN and kernel.DirectReader is not None:
             if self._sets is None:
                 self._sets = {}

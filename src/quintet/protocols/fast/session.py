@@ -254,15 +254,11 @@ class FastSession:
 
     @property
     def direct(self) -> DirectReader | None:
-        """Only for who is known, where no rates are kept, and until the next token expires."""
-        door = self._door
-        if (
-            self._topic is None
-            or self.principal_name is None
-            or door.limited
-            or self._epoch != door.epoch
-            or kernel.DirectReader is None
-        ):
+        """Only for who is known, where no rates are kept, until rights change or the next token expires."""
+        door, broker = self._door, self._broker
+        if self._topic is None or self.principal_name is None or door.limited or kernel.DirectReader is None:
+            return None
+        if self._epoch != door.epoch or door.epoch != (broker.access.epoch, broker.tokens.epoch):
             return None
         made_for = (self._same, door.soonest, self._extended, self._payload_bytes_max)
         if self._reader is None or self._reader_for != made_for:

@@ -221,8 +221,10 @@ class FlySession:
 
     @property
     def direct(self) -> DirectReader | None:
-        """Not while another request waits: what comes behind it must not overtake it."""
+        """Not while another request waits, which what comes behind must not overtake, nor before changed rights were looked at."""
         if self._state is not READY or self._acting or self._next is not None:
+            return None
+        if self._epoch != self._broker.access.epoch:
             return None
         return self._producing.direct(self._options.frame_bytes_max)
 
