@@ -12,160 +12,28 @@
 //!                          +------ recall -----+        +--> late --(next place, or take_late)--> in the segment
 
 use crate::batch::{self, LINK_BYTES};
+use crate::loan::{Flight, Kept, Late, Link, Loan, Moved, Pending, Slot, Written, joined, place_of, release};
 use crate::merging::merge_all;
 use crate::slabs::{BATCH_BYTES_MAX, MOVED_SLABS_MAX, Slabs, Spot};
 use crate::tail::{Place, Shown, bytes_of, following, place};
-use crate::{make, refuse, unzeroed_array, unzeroed_bytes};
+use crate::{make, refuse, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
 use std::collections::VecDeque;
 
 const ENTRY_BYTES: usize = 32; // of a record of the journal: docs/LOG_FORMAT.md section 7
 const PENDING_BYTES_MAX: usize = 4 * 1024 * 1024; // of all loans of one way: what is more goes through Python
-const JOURNALED_BYTES_MAX: u64 = 32 * 1024; // of one partition in a record: commit.py, CHUNK_BYTES_MAX
 const LARGE_SHARE: u64 = 8; // of what may be late: more is written while it is still in the processor's cache
-const INLINE_BYTES_MAX: u64 = 1024 * 1024; // of one partition, written at once
 const INLINE_FEW: usize = 4; // fewer partitions than these write their segments: a record would be one write more
 
 // How what is committed became what it promises; 0 is written.
 const RECORDED: u8 = 1;
 const SYNCED: u8 = 2;
 
-type Link = [u8; LINK_BYTES];
-
-/// What was appended, and who waits for it: group `number` of the run with this ticket.
-struct Pending {
-    batch: Py<PyByteArray>,
-    base: u64,
-    ticket: u64,
-    number: usize,
-}
-
-struct Flight {
-    position: u64,
-    buffers: Vec<Py<PyByteArray>>,
-    waiting: Vec<Pending>,
-    owed: usize,
-    placed: bool, // it goes to its segment now, with all that is late
-    base: u64,
-    next: u64,
-    greatest: i64, // time
-    link: Option<Link>,
-}
-
-/// What was committed and Python has not caught up with: where it begins, and its greatest time.
-struct Moved {
-    position: u64,
-    base: u64,
-    newest: i64,
-    synced: bool, // all of it, in the segment itself
-}
-
-/// A committed batch that its segment does not have: in a slab, which stays for it, or in an object of Python.
-enum Late {
-    Held(Spot, u32),
-    Array(Py<PyByteArray>),
-}
-
-/// All of it in one buffer: a list of many would cost more than the copy.
-fn joined<'py>(py: Python<'py>, slabs: &Slabs, late: &[Late]) -> PyResult<Bound<'py, PyByteArray>> {
-    let length = |one: &Late| match one {
-        Late::Held(_, length) => *length as usize,
-        Late::Array(batch) => bytes_of(py, batch).len(),
-    };
-    let total = late.iter().map(length).sum();
-    unzeroed_array(py, total, |out| {
-        let mut at = 0;
-        for one in late {
-            let d = match one {
-                Late::Held(spot, length) => slabs.bytes(*spot, *length as usize),
-                Late::Array(batch) => bytes_of(py, batch),
-            };
-            out[at..at + d.len()].copy_from_slice(d);
-            at += d.len();
-        }
-    })
-}
-
-/// It is in its segment.
-fn release(slabs: &mut Slabs, late: Vec<Late>) {
-    for one in late {
-        if let Late::Held(spot, _) = one {
-            slabs.release(spot);
-        }
-    }
-}
-
-/// Where the next batch goes. `limit`: how far the segment may be written.
-struct Loan {
-    inline: bool,
-    topic_id: u32,
-    partition: u32,
-    segment: u64,
-    seed: u32,
-    handle: i64,
-    position: u64,
-    limit: u64,
-    end: u64,
-    last_time: i64,
-    told_time: Option<i64>, // of what is pending: somebody may have been told
-    link: Option<Link>,
-    key: Option<Link>,
-    pending: Vec<Pending>,
-    owed: usize, // bytes as they were appended
-    flight: Option<Flight>,
-    spare: Vec<Py<PyByteArray>>, // empty: for the buffers of the next flight
-    written: u64,                // the segment has everything before this position
-    late: Vec<Late>,             // and these come next: they are committed
-    since: u64,                  // when the first of them was, as `commit` was told
-    visible: u64,                // and the link: of what is committed
-    head: Option<Link>,
-    moved: Option<Moved>,
-    low_at: u64, // Python catches up at once with what ends behind this position
-}
-
-impl Loan {
-    fn most(&self) -> u64 {
-        if self.inline { INLINE_BYTES_MAX } else { JOURNALED_BYTES_MAX }
-    }
-
-    fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.position).min(self.most())
-    }
-
-    fn link_bytes(&self) -> u64 {
-        if self.link.is_some() { LINK_BYTES as u64 } else { 0 }
-    }
-
-    /// How far it is committed.
-    fn committed(&self) -> u64 {
-        self.flight.as_ref().map_or(self.position, |flight| flight.position)
-    }
-}
-
-struct Kept {
-    base: u64,
-    next: u64,
-    serial: u64,
-    length: usize,
-    place: Place,
-}
-
-#[derive(Default)]
-struct Slot {
-    loan: Option<Box<Loan>>,
-    kept: VecDeque<Kept>,
-    pub topic: Option<usize>,
-    watched: bool,
-    recorded: bool, // it is among `Lents.recorded`
-}
-
 /// What Python says when it lends: topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
 pub type Terms = (u32, u32, u64, u32, i64, u64, u64, u64, i64);
 /// What waits: batch, ticket, number, base.
 pub type Waiting = (Py<PyByteArray>, u64, usize, u64);
-/// handle, buffers, position.
-type Written<'py> = (i64, Bound<'py, PyList>, u64);
 /// how many, places, the slot of each place, table, body, unfit, appends.
 pub type Sealed<'py> =
     (usize, Vec<Written<'py>>, Vec<usize>, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>, usize);
@@ -750,19 +618,4 @@ fn seal_one(py: Python<'_>, loan: &mut Loan, bytes_max: usize) -> PyResult<Optio
     let (waiting, owed, link) = (std::mem::take(&mut loan.pending), std::mem::take(&mut loan.owed), loan.link);
     loan.flight = Some(Flight { position, buffers, waiting, owed, placed: false, base, next, greatest, link });
     Ok(Some(size))
-}
-
-/// What is late and what was just sealed go to the segment together.
-fn place_of<'py>(py: Python<'py>, slabs: &Slabs, loan: &mut Loan) -> PyResult<Written<'py>> {
-    let listed = PyList::empty(py);
-    if !loan.late.is_empty() {
-        listed.append(joined(py, slabs, &loan.late)?)?;
-    }
-    if let Some(flight) = loan.flight.as_mut() {
-        flight.placed = true;
-        for buffer in &flight.buffers {
-            listed.append(buffer)?;
-        }
-    }
-    Ok((loan.handle, listed, loan.written))
 }
