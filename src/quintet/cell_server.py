@@ -263,7 +263,7 @@ class CellServer(server.Server):
         while not self.flight.closed and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(LOOK_S)
         if self._bridge is not None:
-            self._bridge.closed = True
+            self._bridge.close()
         if self.follower is not None:
             self.follower.events.say()
 
