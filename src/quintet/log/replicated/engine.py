@@ -157,6 +157,8 @@ class ReplicatedLog(EmbeddedLog):
         self.successor: str | None = None  # who shall lead when this one is closed, which it says then; empty: anybody
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
         self._ticks = 0
+        self._ticked_at = 0
+        self._claims_from = 0  # not before: this node was kept from its work, and reads first
         self._read_last = False  # the record before the mark is to be read again
         self._caught_up = 0  # when all of the WAL was applied, as far as it was known
         self._freshness = Freshness()
@@ -211,7 +213,7 @@ class ReplicatedLog(EmbeddedLog):
     def take_part(self, leading: Callable[[], None], ended: Callable[[str], None]) -> None:
         """Follow. leading(): this node leads, and everything before is in its files. ended(reason): it must end now."""
         self._leading, self._ended = leading, ended
-        self._caught_up = self._scheduler.monotonic()
+        self._caught_up = self._ticked_at = self._scheduler.monotonic()
         self.replica.start(self._scheduler.monotonic())
         self._tick()
 
@@ -245,7 +247,7 @@ class ReplicatedLog(EmbeddedLog):
     def _tick(self) -> None:
         if self._over:
             return
-        self.replica.tick(self._scheduler.monotonic())
+        self._tick_replica(self._scheduler.monotonic())
         self._ticks += 1
         if not self.replica.leads and self._ticks % MAINTAIN_TICKS == 0:
             self.maintain(self._scheduler.now())
@@ -265,6 +267,15 @@ class ReplicatedLog(EmbeddedLog):
             if self._ticks % VERSION_TICKS == 0:
                 self._raise_version()
         self._scheduler.later(TICK_US, self._tick)
+
+    def _tick_replica(self, monotonic: int) -> None:
+        """A follower that was stopped for a while has heard nothing because it read nothing: what the leader wrote meanwhile waits for it.
+        To claim at once would cost a leader its role that is well."""
+        if monotonic - self._ticked_at > self.replica.timing.heartbeat_us:
+            self._claims_from = monotonic + self.replica.timing.heartbeat_us
+        self._ticked_at = monotonic
+        if self.replica.leads or monotonic >= self._claims_from:
+            self.replica.tick(monotonic)
 
     def _end_told(self, asked: int, end: int) -> None:
         self._asking = False
