@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from quintet.log.replicated.engine import TICK_US, ReplicatedLog
+from quintet.log.replicated.engine import TICK_US
+from quintet.log.replicated.pauses import Pauses
 from quintet.testing.sim import SimScheduler
 from tests.log.cell_nodes import LEASE_US, Cell, CellNode
 
@@ -63,7 +64,7 @@ def test_a_follower_that_was_stopped_reads_before_it_claims(cell: Cell) -> None:
 def test_a_follower_that_claims_as_soon_as_it_is_woken_is_found_out(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ReplicatedLog, "_tick_replica", lambda self, monotonic: self.replica.tick(monotonic))
+    monkeypatch.setattr(Pauses, "may_claim", lambda self, monotonic: True)
     leader = cell.leader()
     [follower] = [node for node in cell.nodes if node is not leader]
     pause(cell, follower, 4 * LEASE_US)

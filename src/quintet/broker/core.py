@@ -143,6 +143,7 @@ class Broker:
     """The verbs. Made once by server.py (or a test), after the log recovered."""
 
     publishes_dropped = 0  # refused, of clients that asked for no answer
+    drain_reason = SHUTTING_DOWN  # or that its cell moves: whoever is refused meanwhile is told
 
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self._take_log(log)
@@ -155,7 +156,6 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
-        self.drain_reason = SHUTTING_DOWN  # or that its cell moves: whoever is refused meanwhile is told
         self.cluster: ClusterView = Standalone()  # a node of a cell sets its own
         self._long_polls = LongPolls(scheduler)
         self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
