@@ -108,7 +108,8 @@ class CellServer(server.Server):
         for weakness in options.weaknesses():
             _log.warning("weaker_wal", what=weakness, hint="acknowledged messages may be lost with a broker of Kafka")
         disk, lease = OsDisk(), microseconds(cell.lease_seconds)
-        silence = lease * 3 // 2 + disk.entropy() % (lease // 2)  # nodes should not claim at the same moment
+        # A leader that nobody heard for more than a lease has ended. Nodes should not claim at the same moment.
+        silence = lease * 5 // 4 + disk.entropy() % (lease // 4)
         timing = Timing(lease, microseconds(cell.hold), silence, lease // 4)
         wal = KafkaWal(options, hand, server.report)
         wal.on_replaced = lambda error: self._leave(str(error))
@@ -263,7 +264,7 @@ class CellServer(server.Server):
         while not self.flight.closed and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(LOOK_S)
         if self._bridge is not None:
-            self._bridge.closed = True
+            self._bridge.close()
         if self.follower is not None:
             self.follower.events.say()
 

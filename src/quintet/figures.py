@@ -213,7 +213,7 @@ class View:
         found.append(Check("log", failure is None, str(failure or "takes writes")))
         low = server.log.low_on_space
         found.append(Check("disk", low is None, str(low or "above its floor")))
-        found.append(Check("draining", not server.draining, "shutting down" if server.draining else "no"))
+        found.append(Check("draining", not server.draining, server.broker.drain_reason if server.draining else "no"))
         return found
 
     def _topic_families(self) -> list[Family]:

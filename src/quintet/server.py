@@ -502,14 +502,19 @@ class Server:
             hint = "these options keep the values they were started with: start the broker again to change them"
             _log.warning("restart_needed", options=waits, hint=hint)
 
+    def _drain_reason(self) -> str:
+        """What is said to whoever is refused while it drains."""
+        return SHUTTING_DOWN
+
     async def _drain(self) -> None:
         _log.info("draining")
         notify("STOPPING=1")
+        self.broker.drain_reason = self._drain_reason()
         self.draining = self.broker.draining = True
         for listener in self.listeners.values():
             listener.stop_accepting()
         if self.flight is not None:
-            self.flight.close()
+            self.flight.close(self.broker.drain_reason)
         if self.console is not None and self._console_http is not None:
             await self.console.stop()
             await self._console_http.stop()
@@ -529,7 +534,7 @@ class Server:
                 break
             await asyncio.sleep(0.01)
         if self._bridge is not None:
-            self._bridge.closed = True
+            self._bridge.close(self.broker.drain_reason)
         if self._ticker is not None:
             self._ticker.cancel()
         saved = asyncio.Event()

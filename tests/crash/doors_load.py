@@ -144,7 +144,7 @@ class Clients:
         except (fast.Closed, peerbus.Closed):
             return  # the broker was killed: what was promised until then is in the story
         except AssertionError as error:
-            if STOPPING not in str(error):
+            if not any(text in str(error) for text in STOPPING):
                 self._story.problems.append(f"{work.__name__}: {error}")
 
     # -- Fast --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ TOPICS = ("alpha", "beta", "gamma")
 PRODUCERS = 4
 BURST_MAX = 40  # publishes per barrier
 CONSUMER_ACKS = 0.7  # share
-STOPPING = "the broker is shutting down"  # said by a broker that stops, or a cell that moves: not done, and the connection ends
+# Said by a broker that stops, and by a cell that moves: what was asked was not done, and the connection ends.
+STOPPING = ("the broker is shutting down", " moves from node ")
 SMALL_SHARE = 0.25  # of bursts: each message to another topic, so that there are always some that just began (ADR 31)
 SMALL_TOPICS = 64  # of each producer
 PING_BIT = 1 << 62

@@ -19,6 +19,7 @@ from quintet.cli.terminal.common import manage
 from quintet.client.core.errors import ConnectionLost, QuintetError, TopicNotFound, UserExists
 from quintet.client.manage import Manage
 from quintet.config import DEV_PEERBUS_TOKEN
+from quintet.model.errors import SHUTTING_DOWN
 from tests.console.conftest import Browser
 from tests.crash import reader
 from tests.crash.brokers import ROOT
@@ -51,6 +52,7 @@ class Load:
     def __init__(self, nodes: Nodes, topics: list[str], qos: int = 1) -> None:
         self.nodes, self.topics, self.qos = nodes, topics, qos
         self.acked: Acked = set()
+        self.refusals: set[str] = set()
         doors = ("blipmq", "flymq") if qos else ("blipmq",)
         self._tasks = [asyncio.create_task(self._publish_on(node, door)) for node in nodes.all for door in doors]
 
@@ -66,7 +68,8 @@ class Load:
                         value = f"{node.name}-{door}-{connection}-{number}".encode()
                         await bus.publish(topic, value, qos=self.qos)
                         self.acked.add((topic, value))
-            except QuintetError:
+            except QuintetError as error:
+                self.refusals.add(str(error))
                 await asyncio.sleep(0.05)
 
     async def more(self) -> None:
@@ -147,6 +150,7 @@ async def test_nothing_is_lost_when_nodes_die_and_cells_move(nodes: Nodes) -> No
     await lead(nodes, first.name, second.name)  # where they fall by themselves
     await load.more()
     await load.stop()
+    assert not [said for said in load.refusals if SHUTTING_DOWN in said], "cells moved, and no node was told to stop"
     for node in nodes.all:
         check(await stored(node, topics), load.acked)
     assert not control.acked <= set(await stored(first, forgotten)), "what was in memory is gone with its node"

@@ -1,6 +1,6 @@
 """Kafka in trouble: slow, full, with an authorisation error. Each gives a clear sentence with a code, and goes on by itself where it can.
 
-Away, wrong settings and another cluster's id are in test_cells.py; a WAL that was restored from a backup in tests/log/test_cell_log.py.
+Away and wrong settings are in test_cells.py; a full disk of Kafka and a Kafka that was restored from a backup in test_kafka_disks.py.
 One broker for all of it: anybody may do anything on its plain listener, and the user `quintet` what tests grant it by SASL.
 """
 

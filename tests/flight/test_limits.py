@@ -183,7 +183,7 @@ def test_a_loop_that_does_not_answer(loop: asyncio.AbstractEventLoop) -> None:
     with pytest.raises(Busy, match="no answer"):
         bridge.wait_for(verb)
     kept.resolve("too late")
-    bridge.closed = True
+    bridge.close()
     with pytest.raises(ShuttingDown):
         bridge.ask(int)
 

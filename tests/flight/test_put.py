@@ -58,7 +58,7 @@ class Line:
 class Direct(Bridge):
     def __init__(self, line: Line) -> None:
         self._line = line
-        self.closed = False
+        self._closed = ""
 
     def ask(self, call: Callable[[], Any]) -> Any:
         return call()

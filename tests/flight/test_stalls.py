@@ -41,7 +41,7 @@ def test_a_batch_waits_for_room_and_a_closing_door_lets_nobody_wait() -> None:
 
     blocked = threading.Thread(target=third)
     blocked.start()
-    budget.close()
+    budget.close("the broker is shutting down")
     blocked.join(60)
     assert len(got) == 2
 
@@ -59,7 +59,7 @@ def test_a_reader_is_not_ended_while_the_broker_reads(monkeypatch: pytest.Monkey
         budget._end_stalled()
         assert "a" in ended
     finally:
-        budget.close()
+        budget.close("the broker is shutting down")
 
 
 def test_readers_that_take_nothing_are_bounded_and_ended(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 A session asks what is listed here, and nothing else of the broker (tests/broker/test_broker.py compares). A door that needs no more
 than the first row is examples/line_door.py.
 
-    every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, quotas,
+    every     access, audit, authenticate, check_open, doors, draining, leave, listen, overloaded, publish_target, quotas,
               scheduler, subscribe, subscription
     blipmq    matching_topics, slices, tails, tails_appended, tails_held, topics_version, traces
     flymq     cluster, create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys,
@@ -94,7 +94,15 @@ from quintet.log.base import Durability, Log, Partition
 from quintet.model import limits
 from quintet.model.batch import Header
 from quintet.model.clocks import WallClock
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, SchemaRejected, ShuttingDown
+from quintet.model.errors import (
+    SHUTTING_DOWN,
+    AuthError,
+    BadRequest,
+    Forbidden,
+    QuintetError,
+    SchemaRejected,
+    ShuttingDown,
+)
 from quintet.model.scheduler import Scheduler, call_each
 from quintet.model.tasks import Promise, next_turn, start, start_alone
 
@@ -135,6 +143,7 @@ class Broker:
     """The verbs. Made once by server.py (or a test), after the log recovered."""
 
     publishes_dropped = 0  # refused, of clients that asked for no answer
+    drain_reason = SHUTTING_DOWN  # or that its cell moves: whoever is refused meanwhile is told
 
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self._take_log(log)
@@ -300,6 +309,11 @@ class Broker:
     def _refused(self, principal: Principal, action: Action, topic: str, peer: str) -> None:
         self.audit.record("access.denied", principal.name, topic, "denied", peer, action)
 
+    def check_open(self) -> None:
+        """Raises ShuttingDown while it drains."""
+        if self.draining:
+            raise ShuttingDown(self.drain_reason, hint="connect again in a moment")
+
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def publish_target(
@@ -307,8 +321,7 @@ class Broker:
     ) -> Topic:
         """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes. One that is
         made for it is the owner's, who is the principal unless another is named."""
-        if self.draining:
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        self.check_open()
         text = text_of(name)
         self.access.require(principal, "publish", text, peer)
         if text.startswith(CACHE_PREFIX):
@@ -341,8 +354,7 @@ class Broker:
         owner: str = "",
     ) -> tuple[Topic, bool]:
         """A topic made on purpose by its owner, and whether it is new; 0 and "" leave a property to the configuration."""
-        if self.draining:
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        self.check_open()
         return self.topics.create(name, partitions, durability, retention_us, retention_bytes, owner=owner)
 
     async def purge_topic(self, name: bytes) -> Topic:

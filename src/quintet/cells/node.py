@@ -380,10 +380,16 @@ class NodeCell(CellServer, CellProcess):
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 
+    def _drain_reason(self) -> str:
+        """The node itself goes on when one of its cells moves."""
+        if not self._successor:
+            return super()._drain_reason()
+        return f"cell {self.place.cell} moves from node {self.settings.cell.node} to node {self._successor}"
+
     async def _drain(self) -> None:
         self.place.close_doors()
         if self._inner_flight is not None:
-            self._inner_flight.close()
+            self._inner_flight.close(self._drain_reason())
         await super()._drain()
 
     async def _close_log(self) -> None:

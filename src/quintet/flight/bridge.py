@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from typing import Final, TypeVar, cast
 
-from quintet.model.errors import Busy, ShuttingDown
+from quintet.model.errors import SHUTTING_DOWN, Busy, ShuttingDown
 from quintet.model.tasks import Verb, start
 from quintet.net.turns import Turns
 
@@ -31,7 +31,19 @@ class Bridge:
         self._loop = loop
         self._turns = turns or Turns(loop)
         self._answer_s = answer_s
-        self.closed = False
+        self._closed = ""  # why
+
+    def close(self, reason: str = SHUTTING_DOWN) -> None:
+        """Ask nothing more of the loop; reason: what is said to whoever still wants to."""
+        self._closed = reason
+
+    def check_open(self) -> None:
+        """Raises ShuttingDown when it is closed."""
+        if self._closed:
+            raise self._refusal()
+
+    def _refusal(self) -> ShuttingDown:
+        return ShuttingDown(self._closed or SHUTTING_DOWN, hint="connect again in a moment")
 
     def connection_id(self) -> int:
         """One that no other connection of this start has. For any thread."""
@@ -53,12 +65,11 @@ class Bridge:
     def wait_for(self, verb: Callable[[], Verb[T]]) -> T:
         """As `ask`, for a verb that waits: made and run on the loop thread."""
         told: Future[T] = Future()
-        if self.closed:
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        self.check_open()
         try:
             self._loop.call_soon_threadsafe(self._turns.run, _begin, verb, told)
         except RuntimeError as error:  # the loop is closed
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment") from error
+            raise self._refusal() from error
         try:
             return told.result(self._answer_s)
         except Late:

@@ -50,7 +50,7 @@ class Outgoing:
         self.used = 0
         self.waiting = 0
         self._stalled = stalled
-        self._closed = False
+        self._closed = ""  # why
         self._room = threading.Condition()
         self._held: set[Held] = set()
         threading.Thread(target=self._watch, name="quintet-flight-stalls", daemon=True).start()
@@ -66,7 +66,7 @@ class Outgoing:
             finally:
                 self.waiting -= 1
             if self._closed:
-                raise ShuttingDown("the broker is shutting down", hint="connect again, and go on at this offset")
+                raise ShuttingDown(self._closed, hint="connect again, and go on at this offset")
             held = Held(peer, size, math.inf)  # while the broker reads it, the reader is not to blame
             self._held.add(held)
             self.used += size
@@ -93,9 +93,10 @@ class Outgoing:
                 self._room.wait(WATCH_S)
                 self._end_stalled()
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
+        """reason: what is said to whoever waits for room."""
         with self._room:
-            self._closed = True
+            self._closed = reason
             self._room.notify_all()
 
     def _end_stalled(self) -> None:

@@ -33,7 +33,15 @@ from quintet.flight.pacing import StreamQuota
 from quintet.flight.section import FlightListener
 from quintet.flight.streams import Stream
 from quintet.model import limits
-from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
+from quintet.model.errors import (
+    SHUTTING_DOWN,
+    BadRequest,
+    Busy,
+    LimitExceeded,
+    ShuttingDown,
+    StorageError,
+    TooLarge,
+)
 from quintet.model.tasks import Verb
 from quintet.net.doors import content
 
@@ -118,6 +126,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self.pipelines = Pipelines() if pipelines is None else pipelines
         self.login = self.login_type(broker, bridge, entropy, failures_per_minute)
         self.draining = False
+        self._drain_reason = SHUTTING_DOWN
         self._broker = broker
         self._bridge = bridge
         self._options = options
@@ -201,11 +210,12 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Refuse what comes, end the streams with their next batch, and go when all calls are answered: see `closed`."""
+    def close(self, reason: str = SHUTTING_DOWN) -> None:
+        """Refuse what comes for this reason, end the streams with their next batch, and go when all calls are answered: see `closed`."""
+        self._drain_reason = reason
         self.draining = True
         self._closing.set()
-        self.outgoing.close()
+        self.outgoing.close(reason)
         self._closer = threading.Thread(target=self.shutdown, name="quintet-flight-close", daemon=True)
         self._closer.start()
 
@@ -221,7 +231,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         with self._lock:
             self.figures.calls += 1
             if self.draining:
-                raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+                raise ShuttingDown(self._drain_reason, hint="connect again in a moment")
             if self._under_way >= self._options.calls_max:
                 self.figures.refused += 1
                 raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.calls_max)")
@@ -365,9 +375,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                         return
                     outgoing.made(held, batch.nbytes)
                     if self.draining:
-                        raise ShuttingDown(
-                            "the broker is shutting down", hint="connect again, and go on at this offset"
-                        )
+                        raise ShuttingDown(self._drain_reason, hint="connect again, and go on at this offset")
                     with self._lock:
                         figures.rows_out += batch.num_rows
                         figures.bytes_out += batch.nbytes
@@ -415,7 +423,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             self.figures.puts += 1
         for chunk in reader:
             if self.draining:
-                raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+                raise ShuttingDown(self._drain_reason, hint="connect again in a moment")
             if chunk.data is not None and chunk.data.num_rows:
                 writing.check(chunk.data)
                 with self._lock:

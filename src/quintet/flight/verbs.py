@@ -45,7 +45,6 @@ from quintet.model.errors import (
     LimitExceeded,
     OtherLog,
     PartitionNotFound,
-    ShuttingDown,
     TopicNotFound,
 )
 from quintet.model.tasks import Verb, gather
@@ -461,8 +460,7 @@ async def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName
 async def stage_commit(call: Call, ask: wire.StageCommit) -> wire.StageCommitted:
     if len(ask.stages) > STAGES_OF_COMMIT_MAX:
         raise LimitExceeded(f"{len(ask.stages)} stages in one commit, the limit is {STAGES_OF_COMMIT_MAX}")
-    if call.leader.draining:
-        raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    call.leader.check_open()
     if ask.log not in ("", call.broker.log.identity):  # before the fence is asked: that of another log says nothing
         raise OtherLog(
             f"batch {ask.batch_id} of {ask.writer} was staged in the log {ask.log}, this broker has the log"
@@ -485,8 +483,7 @@ async def fence(call: Call, ask: wire.FenceRequest) -> wire.FenceAnswer:
 
 
 def stage_open(call: Call, writer: str, batch_id: int) -> Stage:
-    if call.leader.draining:
-        raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    call.leader.check_open()
     return call.leader.stages.open(call.owner, writer, batch_id)
 
 

@@ -123,8 +123,7 @@ class Put:
 
     def _scatter(self, topic: str, batch: pa.RecordBatch) -> Iterator[tuple[int, int, bytearray, int]]:
         """The log batches of a record batch: (number of the topic, partition, batch, its rows)."""
-        if self._bridge.closed:
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        self._bridge.check_open()
         for name, rows in _by_topic(topic, batch):
             number, partitions, turn, identity = self._target(name)
             self._targets[name] = (number, partitions, turn + 1, identity)

@@ -5,6 +5,8 @@ answered politely; an `AssertionError` is ours and crashes loudly. Each protocol
 its own codes. Nothing here knows a protocol.
 """
 
+from typing import Final
+
 
 class QuintetError(Exception):
     """Base of all named failures. `code` is stable and greppable; `retryable` says if trying again can help;
@@ -297,8 +299,11 @@ class ConfigError(QuintetError, ValueError):
     code = "E1600"
 
 
+SHUTTING_DOWN: Final = "the broker is shutting down"
+
+
 class ShuttingDown(QuintetError):
-    """The broker is draining."""
+    """The broker is draining, or its cell moves to another node: the text says which."""
 
     code = "E1700"
     retryable = True

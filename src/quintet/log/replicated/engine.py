@@ -28,6 +28,7 @@ from quintet.log.replicated.freshness import Freshness
 from quintet.log.replicated.kafka import Produced, Read, WalIdentity
 from quintet.log.replicated.mark import NAME, AppliedMark, load, store
 from quintet.log.replicated.partition import CellPartition
+from quintet.log.replicated.pauses import Pauses
 from quintet.log.replicated.records import (
     Entry,
     EntryKind,
@@ -151,12 +152,12 @@ class ReplicatedLog(EmbeddedLog):
         self.trimming: Trimming | None = None
         self._versions: Callable[[], Sequence[int] | None] = lambda: None
         self._version_max = 0
-        self._begin_told = 0
         self._layout = layout
         self.placement: Placement | None = None  # as the WAL has it
         self.successor: str | None = None  # who shall lead when this one is closed, which it says then; empty: anybody
         self.take_over: TakeOver | None = None  # set by whoever opens the doors
-        self._ticks = 0
+        self._ticks = self._begin_told = 0
+        self._pauses = Pauses(timing.heartbeat_us)
         self._read_last = False  # the record before the mark is to be read again
         self._caught_up = 0  # when all of the WAL was applied, as far as it was known
         self._freshness = Freshness()
@@ -245,11 +246,12 @@ class ReplicatedLog(EmbeddedLog):
     def _tick(self) -> None:
         if self._over:
             return
-        self.replica.tick(self._scheduler.monotonic())
+        monotonic = self._scheduler.monotonic()
+        if self._pauses.may_claim(monotonic) or self.replica.leads:
+            self.replica.tick(monotonic)
         self._ticks += 1
         if not self.replica.leads and self._ticks % MAINTAIN_TICKS == 0:
             self.maintain(self._scheduler.now())
-        monotonic = self._scheduler.monotonic()
         self._look_at_mark(monotonic)
         if self.replica.leads or self.replica.fold.next >= self._wal.end:
             self._caught_up = monotonic
@@ -540,7 +542,6 @@ class ReplicatedLog(EmbeddedLog):
             self.stages.apply_sealed(*stage_of(entry)[:2])
         elif kind is EntryKind.STAGES_REMOVED:
             self.stages.apply_removed(removed_of(entry))
-
         elif kind is EntryKind.PLACED:
             self._place_as(placement_of(json.loads(entry.body)))
 

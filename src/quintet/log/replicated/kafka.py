@@ -373,12 +373,24 @@ class KafkaWal:
                 f'Kafka at {servers} stores nothing in topic "{topic}": {text}',
                 hint="look at the disks and quotas of its brokers, and how many of them are in sync",
             )
+        if code in (KafkaError.LEADER_NOT_AVAILABLE, KafkaError._NOENT):  # the latter: of a question for a leader
+            return WalNotStored(
+                f'no broker of Kafka at {servers} leads topic "{topic}": {text}',
+                hint="look at the disks of its brokers: one that was full is used again when its broker is started again",
+            )
         if code < 0 or error.retriable():  # librdkafka's own, or one that it tries again
             return WalAway(f"Kafka at {servers} does not answer: {text}", hint="is it running?")
         return WalRefused(f'Kafka at {servers} refuses topic "{topic}": {text}', hint="its brokers' logs say more")
 
-    def _trouble(self, error: "KafkaError") -> None:
+    def _trouble(self, error: "KafkaError", answers: bool = False) -> None:
+        """answers: Kafka does, although this write got no answer in time."""
         explained = self._explained(error)
+        if answers and isinstance(explained, WalAway):
+            explained = WalNotStored(
+                f'Kafka at {self.options.servers} answers, and has stored nothing in topic "{self.options.topic}" for'
+                f" {DELIVERY_MS // 1000} s",
+                hint="look at the disks and quotas of its brokers, and how many of them are in sync",
+            )
         said = str(explained)
         if said not in self._troubles and len(self._troubles) < TROUBLES_MAX:
             self._troubles.add(said)
@@ -458,11 +470,23 @@ class KafkaWal:
         ) as error:  # so much waits already that the leader cannot be ahead by more; or see `_serve_producer`
             self._hand(partial(done, -1, str(error)))
 
+    def _answers(self, error: "KafkaError") -> bool:
+        """In a thread, of a write that got no answer in time: does any broker answer a question that needs no disk?"""
+        from confluent_kafka import KafkaError, KafkaException
+
+        producer = self._producer
+        if error.code() != KafkaError._MSG_TIMED_OUT or producer is None:
+            return False
+        try:
+            return bool(producer.list_topics(self.options.topic, timeout=END_S).brokers)
+        except KafkaException:
+            return False
+
     def _delivered(self, done: Produced, error: "KafkaError | None", message: "Message") -> None:
         offset = message.offset()
         if error is not None:
-            self._heard(error)
             self._hand(partial(done, -1, error.str()))
+            self._hand(partial(self._trouble, error, self._answers(error)))
         elif offset is None:
             self._hand(partial(done, -1, "Kafka named no offset"))
         else:

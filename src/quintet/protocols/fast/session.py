@@ -28,7 +28,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.kernel.items import DirectReader, FastItem, FastSplit
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown, message_of
+from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, message_of
 from quintet.model.rate import Bucket
 from quintet.model.tasks import start
 from quintet.protocols import records
@@ -607,8 +607,7 @@ class FastSession:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._broker.draining:
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        self._broker.check_open()
 
     def _request(self, kind: int, id: int, count: int, missing: int = 1) -> Request:
         oks = codec.ok(kind, id) * count if self._extended else b""

@@ -30,7 +30,6 @@ from quintet.model.errors import (
     BadRequest,
     LimitExceeded,
     QuintetError,
-    ShuttingDown,
     TopicNotFound,
 )
 from quintet.model.tasks import start
@@ -52,8 +51,7 @@ def check_new(broker: Broker, options: FelixListener, scope: Scope) -> None:
     """Raise unless a stream that does not exist may be made."""
     if not options.auto_create:
         raise TopicNotFound("stream not found: tenant={} namespace={} stream={}".format(*scope))
-    if broker.draining:
-        raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    broker.check_open()
     if scope[0]:
         broker.tenants.check_topic(scope[0])
 
@@ -111,8 +109,8 @@ class Reach:
                 raise TopicNotFound(f"cache scope not found: {'/'.join(scope)}")
             if not write:
                 return None
-        if write and self._broker.draining:
-            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        if write:
+            self._broker.check_open()
         cache = caches.open(place)
         if len(self._caches) >= frames.SCOPES_MAX:
             self._caches.clear()
