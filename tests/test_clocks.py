@@ -36,6 +36,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/connection.py::Connection._offer",
         "src/quintet/net/connection.py::Connection.recheck",
         "src/quintet/net/connection.py::Connection.take_over",
+        "src/quintet/net/sockets.py::Hub._next",
         "src/quintet/net/quic/listener.py::QuicConnection.recheck",
         "src/quintet/net/quic/streams.py::Stream._offer",
         "src/quintet/net/quic/streams.py::Stream._answers_at_once",

@@ -478,6 +478,7 @@ ELSEWHERE = {
     "net/cluster/peers.py": "who answered lately; tests/net/test_cluster.py",
     "spark/source/nodes.py": "tests/spark/test_nodes.py, with a clock of its own",
     "log/replicated/engine.py": "tests/log/test_cell_log.py and test_cells.py, by simulated time",
+    "log/replicated/pauses.py": "tests/log/test_cell_pauses.py, by simulated time",
     "log/replicated/partition.py": "says when a turn was shipped",
     "log/replicated/replica.py": "tests/log/test_cells.py, by simulated time",
     "logs.py": "tests/test_logs.py: the window in which a flood is summed up",
