@@ -33,6 +33,9 @@ DOORS = (*(door.key.upper() for door in doors.DOORS), "FLIGHT", "CONSOLE", "ADMI
 START_S = 20.0
 STOP_S = 20.0
 INSTALL_S = 900.0
+APT_INSTALL = (  # two installs at once wait for each other
+    "apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends",
+)  # fmt: skip
 GO_PLACES = ("go", "/usr/local/go/bin/go", "/usr/lib/go/bin/go")
 NATS_MODULE = "github.com/nats-io/nats-server/v2@latest"
 KAFKA_JARS = PEERS / "kafka"
@@ -119,14 +122,14 @@ def install(peer: Peer) -> str:
         return _install_kafka(peer)
     if shutil.which("apt-get") is None:
         return f"{peer.name}: no package manager known here; install {peer.program} by hand and put it on PATH"
-    done = subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", peer.package], check=False)
+    done = subprocess.run([*APT_INSTALL, peer.package], check=False)
     return f"{peer.name}: {'installed' if done.returncode == 0 else 'apt-get failed'}, version {version(peer)}"
 
 
 def _install_kafka(peer: Peer) -> str:
     """The broker with everything it needs, as Maven resolves it; apt has the resolver but not the broker."""
     if shutil.which("mvn") is None and shutil.which("apt-get") is not None:
-        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", "maven"], check=False)
+        subprocess.run([*APT_INSTALL, "maven"], check=False)
     maven = shutil.which("mvn")
     if maven is None:
         return f"{peer.name}: needs Maven; install mvn and put it on PATH"
