@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 
 const ENTRY_BYTES: usize = 32; // of a record of the journal: docs/LOG_FORMAT.md section 7
 const PENDING_BYTES_MAX: usize = 4 * 1024 * 1024; // of all loans of one way: what is more goes through Python
+const JOURNALED_BYTES_MAX: usize = 32 * 1024; // of one partition in a record: commit.py, CHUNK_BYTES_MAX
 const LARGE_SHARE: u64 = 8; // of what may be late: more is written while it is still in the processor's cache
 const INLINE_FEW: usize = 4; // fewer partitions than these write their segments: a record would be one write more
 
@@ -292,13 +293,21 @@ impl Lents {
     /// The end of a turn: what is pending on this way is merged, linked and checksummed, and is to be written now. What does not
     /// fit stays pending and is named: Python recalls it. `later`: so many bytes of a partition may be in the journal only; with
     /// more, or with more than an eighth of them in this turn, all of them get a place in the segment. Inline, what has a place
-    /// is not in the record: the system has it either way.
-    pub fn seal<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize, later: u64) -> PyResult<Sealed<'py>> {
+    /// is not in the record: the system has it either way. `alone`: nothing goes to the journal, so nothing has to fit into a record.
+    pub fn seal<'py>(
+        &mut self,
+        py: Python<'py>,
+        inline: bool,
+        bytes_max: usize,
+        later: u64,
+        alone: bool,
+    ) -> PyResult<Sealed<'py>> {
         let (mut places, mut placed, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
         let (mut count, mut total, mut appends) = (0, 0, 0);
         let (mut parts, mut body_bytes) = (Vec::new(), 0); // slots that are in the record
         let dirty = std::mem::take(&mut self.dirty[way(inline)]);
-        let later = if inline && dirty.len() < INLINE_FEW { 0 } else { later };
+        let later = if alone || (inline && dirty.len() < INLINE_FEW) { 0 } else { later };
+        let each_max = if alone || inline { usize::MAX } else { JOURNALED_BYTES_MAX };
         for slot in dirty {
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
             if loan.inline != inline || loan.pending.is_empty() {
@@ -308,7 +317,7 @@ impl Lents {
                 return Err(refuse("what is being written is committed or recalled before more is sealed"));
             }
             let waits = loan.pending.len();
-            let Some(size) = seal_one(py, loan, bytes_max - total.min(bytes_max))? else {
+            let Some(size) = seal_one(py, loan, (bytes_max - total.min(bytes_max)).min(each_max))? else {
                 unfit.push(slot);
                 continue;
             };
@@ -317,7 +326,7 @@ impl Lents {
             if loan.position - loan.written > later || size > later / LARGE_SHARE {
                 placed.push(slot);
                 places.push(place_of(py, &self.slabs, loan)?);
-                journaled = !inline;
+                journaled = !inline && !alone;
             }
             if journaled {
                 parts.push(slot);

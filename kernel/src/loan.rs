@@ -10,8 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyList};
 use std::collections::VecDeque;
 
-const JOURNALED_BYTES_MAX: u64 = 32 * 1024; // of one partition in a record: commit.py, CHUNK_BYTES_MAX
-const INLINE_BYTES_MAX: u64 = 1024 * 1024; // of one partition, written at once
+const LOAN_BYTES_MAX: u64 = 1024 * 1024; // pending of one partition: more comes back to Python
 
 pub type Link = [u8; LINK_BYTES];
 
@@ -107,12 +106,8 @@ pub struct Loan {
 }
 
 impl Loan {
-    pub fn most(&self) -> u64 {
-        if self.inline { INLINE_BYTES_MAX } else { JOURNALED_BYTES_MAX }
-    }
-
     pub fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.position).min(self.most())
+        self.limit.saturating_sub(self.position).min(LOAN_BYTES_MAX)
     }
 
     pub fn link_bytes(&self) -> u64 {

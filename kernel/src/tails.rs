@@ -503,8 +503,16 @@ impl Tails {
         self.lents.dirty(inline)
     }
 
-    fn seal_lent<'py>(&mut self, py: Python<'py>, inline: bool, bytes_max: usize, later: u64) -> PyResult<Sealed<'py>> {
-        self.lents.seal(py, inline, bytes_max, later)
+    #[pyo3(signature = (inline, bytes_max, later, alone=false))]
+    fn seal_lent<'py>(
+        &mut self,
+        py: Python<'py>,
+        inline: bool,
+        bytes_max: usize,
+        later: u64,
+        alone: bool,
+    ) -> PyResult<Sealed<'py>> {
+        self.lents.seal(py, inline, bytes_max, later, alone)
     }
 
     #[pyo3(signature = (inline, monotonic, how=0))]

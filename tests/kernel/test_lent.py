@@ -78,7 +78,7 @@ class Twin:
 
     def _lend(self, choice: random.Random, slot: int) -> object:
         position, end, time, link = self.ends[slot]
-        limit = position + choice.choice([100, 2_000, 20_000])
+        limit = position + choice.choice([100, 2_000, 20_000, 60_000])
         terms = (16 + slot, slot % 2, 0, SEED, 100 + slot, position, limit, end, time)
         chained, keyed = choice.random() < 0.7, choice.random() < 0.5
         try:
@@ -88,7 +88,8 @@ class Twin:
         return terms
 
     def append(self, choice: random.Random) -> object:
-        values = [bytes(choice.randrange(300)) for _ in range(choice.randint(1, 4))]
+        longest = 15_000 if choice.random() < 0.1 else 300  # more than a record takes
+        values = [bytes(choice.randrange(longest)) for _ in range(choice.randint(1, 4))]
         stamps = [choice.randrange(3_000) for _ in values] if choice.random() < 0.2 else None
         batch = self.kernel.build(
             values, timestamps=stamps, origin=b"o:%d" % choice.randrange(3), flags=choice.randrange(2)
@@ -168,7 +169,8 @@ class Twin:
         if self.sealed[inline]:
             self.tails.commit_lent(inline, self._later())
         self.sealed[inline] = True
-        sealed = self.tails.seal_lent(inline, most, choice.choice([0, 500, 1 << 20]))
+        alone = choice.random() < 0.2
+        sealed = self.tails.seal_lent(inline, most, choice.choice([0, 500, 1 << 20]), alone)
         for slot in sealed[5]:
             self._recall(slot)
         return sealed, self.tails.dirty_lent(inline), self.tails.flying_lent(inline)
@@ -268,9 +270,9 @@ def test_native_and_pure_lend_the_same_over_random_histories() -> None:
 class _Unlinked(pure.Tails[bytes]):
     """The control: it links every batch to the first one."""
 
-    def seal_lent(self, inline: bool, bytes_max: int, later: int) -> Any:
+    def seal_lent(self, inline: bool, bytes_max: int, later: int, alone: bool = False) -> Any:
         links = {number: slot.loan.link for number, slot in enumerate(self.lents.slots) if slot.loan is not None}
-        sealed = super().seal_lent(inline, bytes_max, later)
+        sealed = super().seal_lent(inline, bytes_max, later, alone)
         for number, link in links.items():
             self.lents.loan(number).link = link
         return sealed
@@ -544,7 +546,7 @@ def other_bounds(rust: str) -> dict[str, list[int | None]]:
     found = dict(re.findall(r"^const (\w+): \w+ = ([\d_* ]+);", rust, re.MULTILINE))
     log = {"JOURNALED_BYTES_MAX": commit.CHUNK_BYTES_MAX, "ENTRY_BYTES": journal.ENTRY_BYTES}
     twin = {"JOURNALED_BYTES_MAX": pure_lent.JOURNALED_BYTES_MAX, "ENTRY_BYTES": pure_lent.ENTRY.size}
-    for name in ("PENDING_BYTES_MAX", "INLINE_BYTES_MAX", "INLINE_FEW", "LARGE_SHARE"):
+    for name in ("PENDING_BYTES_MAX", "LOAN_BYTES_MAX", "INLINE_FEW", "LARGE_SHARE"):
         log[name] = twin[name] = getattr(pure_lent, name)
     values = {name: [value, twin[name], eval(found.get(name, "None"))] for name, value in log.items()}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
@@ -554,7 +556,7 @@ def test_bounds_of_loans_are_the_same_in_rust_and_in_the_log() -> None:
     rust = "".join((RUST / name).read_text() for name in ("lent.rs", "loan.rs"))
     assert other_bounds(rust) == {}
     assert commit.LENT_BYTES_MAX == pure_lent.PENDING_BYTES_MAX
-    changed = rust.replace("JOURNALED_BYTES_MAX: u64 = 32", "JOURNALED_BYTES_MAX: u64 = 64")
+    changed = rust.replace("JOURNALED_BYTES_MAX: usize = 32", "JOURNALED_BYTES_MAX: usize = 64")
     assert other_bounds(changed) == {"JOURNALED_BYTES_MAX": [32_768, 32_768, 65_536]}
 
 

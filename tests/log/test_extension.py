@@ -85,7 +85,7 @@ def test_no_zeros_come_over_a_write_that_is_under_way() -> None:
 def test_zeros_beside_a_write_that_goes_past_them_are_found_out() -> None:
     disk, scheduler, partition, _ = crossing()
     partition._growing = False
-    partition._extend()
+    partition._extend(0)
     finish_together(disk, scheduler)
     with pytest.raises((CorruptData, AssertionError)):
         assert rows(partition) == [0, 1, 2]

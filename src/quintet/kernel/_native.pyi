@@ -352,13 +352,13 @@ class Tails(Generic[View]):
         """The offset that the next append gets."""
     def dirty_lent(self, inline: bool) -> list[int]:
         """Slots with something to be sealed on this way; one that was recalled meanwhile may be named twice."""
-    def seal_lent(self, inline: bool, bytes_max: int, later: int) -> LentSealed:
+    def seal_lent(self, inline: bool, bytes_max: int, later: int, alone: bool = False) -> LentSealed:
         """(count, places, placed, table, body, unfit, appends): what was appended to `count` slots on this way since the last call, merged,
         with its offsets, links and checksums, to be written now. places are what goes into the segments, of the slots `placed`: those
         whose segment would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; of fewer
         than four inline all. table and body are the entries and the batches of a record of the journal: of all slots, inline of those
-        without a place. unfit: slots that have no room for theirs, or for which `bytes_max` is used up; they are to be
-        recalled. ValueError if what was sealed before is neither committed nor recalled."""
+        without a place. unfit: slots that have no room for theirs, more than 32 KiB for the journal, or for which `bytes_max` is used up;
+        they are to be recalled. alone: all of it goes to the segments and nothing to the journal. ValueError if what was sealed before is neither committed nor recalled."""
     def flying_lent(self, inline: bool) -> list[int]:
         """The slots of what was sealed last on this way, in its order, recalled meanwhile or not; none when it is committed."""
     def commit_lent(self, inline: bool, monotonic: int, how: int = 0) -> tuple[list[int], list[int]]:
@@ -923,9 +923,9 @@ class Sockets:
         """Forget it. Its descriptor is the caller's to close; what its reads appended stays appended, and is answered to nobody."""
 
     def set_reading(self, id: int, reading: bool) -> None: ...
-    def allow(self, id: int, reader: Reader | None, epoch: int) -> None:
-        """Its session is quiet: reads may be taken by this reader while the epoch is this one. None: not any more. So it is also as soon as
-        `next` has named its owner."""
+    def allow(self, id: int, reader: Reader | None, epoch: int, owed: bool) -> bool:
+        """Reads may be taken by this reader while the epoch is this one. None: not any more. So it is also as soon as `next` has named its
+        owner. owed: the owner has answers to send first, and says when it has none. Is more unsent now than the high mark?"""
 
     def wait(self) -> int:
         """A pass begins: how many sockets have something."""

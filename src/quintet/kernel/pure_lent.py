@@ -21,7 +21,7 @@ from quintet.kernel.pure_batch import chain, merge, place, reseal
 ENTRY: Final = struct.Struct("<IIQIIQ")  # of a record of the journal: docs/LOG_FORMAT.md section 7
 PENDING_BYTES_MAX: Final = 4 * 1024 * 1024  # of all loans of one way: what is more goes through Python
 JOURNALED_BYTES_MAX: Final = 32 * 1024  # of one partition in a record: commit.py, CHUNK_BYTES_MAX
-INLINE_BYTES_MAX: Final = 1024 * 1024  # of one partition, written at once
+LOAN_BYTES_MAX: Final = 1024 * 1024  # pending of one partition: more comes back to Python
 INLINE_FEW: Final = 4  # fewer partitions than these write their segments: a record would be one write more
 LARGE_SHARE: Final = 8  # of what may be late: more is written while it is still in the processor's cache
 MERGE_INPUT_BYTES_MAX: Final = 64 * 1024  # a larger batch goes as it is: copying it would cost more than it saves
@@ -132,7 +132,7 @@ class _Loan:
 
     @property
     def room(self) -> int:
-        return min(max(self.limit - self.position, 0), INLINE_BYTES_MAX if self.inline else JOURNALED_BYTES_MAX)
+        return min(max(self.limit - self.position, 0), LOAN_BYTES_MAX)
 
     def late_buffers(self) -> list[bytearray]:
         return [self.late] if self.late else []
@@ -281,15 +281,16 @@ class Lents(Generic[View]):
         return [slot for slot in self._dirty[inline] if pends(slot)]
 
     def seal(
-        self, inline: bool, bytes_max: int, later: int
+        self, inline: bool, bytes_max: int, later: int, alone: bool
     ) -> tuple[int, list[Place], list[int], bytes, bytes, list[int], int]:
         places, placed, unfit = list[Place](), list[int](), list[int]()
         table, body = bytearray(), bytearray()
         count = total = appends = 0
         dirty = self._dirty[inline][:]
         self._dirty[inline].clear()
-        if inline and len(dirty) < INLINE_FEW:
+        if alone or (inline and len(dirty) < INLINE_FEW):
             later = 0
+        each_max = bytes_max if alone or inline else JOURNALED_BYTES_MAX
         for slot in dirty:
             loan = self.slots[slot].loan
             if loan is None or loan.inline != inline or not loan.pending:
@@ -297,7 +298,7 @@ class Lents(Generic[View]):
             if loan.flight is not None:
                 raise ValueError("what is being written is committed or recalled before more is sealed")
             waits = len(loan.pending)
-            sealed = loan.seal(max(bytes_max - total, 0), later)
+            sealed = loan.seal(min(max(bytes_max - total, 0), each_max), later)
             if sealed is None:
                 unfit.append(slot)
                 continue
@@ -310,7 +311,7 @@ class Lents(Generic[View]):
                 placed.append(slot)
                 places.append(where)
             self._flying[inline].append(slot)
-            if not inline or where is None:
+            if where is None or not (inline or alone):
                 table += ENTRY.pack(loan.topic_id, loan.partition, loan.segment, loan.seed, length, flight.position)
                 body += b"".join(flight.buffers)
         return count, places, placed, bytes(table), bytes(body), unfit, appends

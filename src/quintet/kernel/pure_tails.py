@@ -399,9 +399,9 @@ class Tails(Generic[View]):
         return self.lents.dirty(inline)
 
     def seal_lent(
-        self, inline: bool, bytes_max: int, later: int
+        self, inline: bool, bytes_max: int, later: int, alone: bool = False
     ) -> tuple[int, list[Place], list[int], builtins.bytes, builtins.bytes, list[int], int]:
-        return self.lents.seal(inline, bytes_max, later)
+        return self.lents.seal(inline, bytes_max, later, alone)
 
     def commit_lent(self, inline: bool, monotonic: int, how: int = 0) -> tuple[list[int], list[int]]:
         return self.lents.commit(inline, monotonic, how)

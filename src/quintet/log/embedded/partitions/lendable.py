@@ -22,14 +22,15 @@ from quintet.log.embedded.partitions.shared import TailCache
 from quintet.log.embedded.partitions.states import Action, Event, State, SyncState, row
 from quintet.log.embedded.partitions.states import Row as Steps
 from quintet.log.embedded.partitions.syncing import SyncedPartition
+from quintet.log.embedded.partitions.writer import extend_below
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown, StorageError
 
-LENT_PENDING_BYTES_MAX: Final = 16 * limits.KIB  # more is staged here: the kernel would give it back
+LENT_PENDING_BYTES_MAX: Final = 16 * limits.KIB  # more is staged here: a record of the journal would not take it
+LENT_ALONE_BYTES_MAX: Final = 512 * limits.KIB  # the same of one that is written by itself: half of what a loan takes
 HANDED_BATCHES_MAX: Final = 64  # of the tail cache, to the kernel's: what readers behind want next
 LENT_BYTES_MIN: Final = 1_024  # with less room in the segment the next append would come back
-EXTEND_BELOW_BYTES: Final = limits.PREALLOCATE_FIRST_BYTES // 2  # of prepared room: then zeros are written ahead
 
 _OFFERED, _PENDING_WAITS = row(Event.OFFERED), row(Event.PENDING_WAITS)
 NO_PENDING: Final = cast(list[Pending], ())  # of most partitions. It is shared, so nothing can be put into it
@@ -84,8 +85,8 @@ class LendablePartition(SyncedPartition):
         """Take the step that the table has for this event."""
         raise NotImplementedError
 
-    def _extend(self) -> None:
-        """Zero-fill ahead of the writer."""
+    def _extend(self, written: int) -> None:
+        """Prepare more of the segment ahead of the writer, whose last write had so many bytes."""
         raise NotImplementedError
 
     @property
@@ -140,7 +141,7 @@ class LendablePartition(SyncedPartition):
             return False
         limit = self._limit(segment)
         size = self._pending_bytes + self.links.room
-        if limit - self._plan_end - size < LENT_BYTES_MIN or size > LENT_PENDING_BYTES_MAX:
+        if limit - self._plan_end - size < LENT_BYTES_MIN or size > self._lent_pending_max:
             return False
         pending, end = self._pending, self._end
         place = (self.topic_id, self.number, segment.base, segment.seed, segment.handle)
@@ -168,6 +169,11 @@ class LendablePartition(SyncedPartition):
             assert given == base, "it gets the offset that it has"
         return True
 
+    @property
+    def _lent_pending_max(self) -> int:
+        alone = self._inline or self._shared.committer.is_lone
+        return LENT_ALONE_BYTES_MAX if alone else LENT_PENDING_BYTES_MAX
+
     def _limit(self, segment: Segment) -> int:
         """How far it may be written: what promises a sync stays within the prepared part."""
         most = self.spec.segment_bytes
@@ -177,7 +183,7 @@ class LendablePartition(SyncedPartition):
         """From where on it catches up at once: the index gets an entry, or zeros are written ahead."""
         low_at = end + limits.INDEX_EVERY_BYTES
         if not self._inline:
-            low_at = max(min(segment.allocated - EXTEND_BELOW_BYTES, low_at), 0)
+            low_at = max(min(segment.allocated - extend_below(segment.allocated), low_at), 0)
         lending.tails.set_low_lent(self._slot, low_at)
 
     def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
@@ -312,9 +318,9 @@ class LendablePartition(SyncedPartition):
             segment.allocated = max(segment.allocated, end)
             if self.spec.durability == "interval":
                 self._shared.upkeep.sync_soon(cast(Maintained, self))
-        elif segment.allocated - end < EXTEND_BELOW_BYTES:
+        elif segment.allocated - end < extend_below(segment.allocated):
             self._plan_end = end
-            self._extend()
+            self._extend(end - position - limits.INDEX_EVERY_BYTES)  # so much of it at least was one write
 
     def notify(self) -> None:
         self._notify()

@@ -31,7 +31,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.scheduler import Scheduler
 
-SYNCED_BYTES_MAX: Final = 64 * limits.KIB  # above what one partition can have pending for a sync
+SYNCED_BYTES_MAX: Final = 2 * limits.MIB  # above what one partition can have pending, with its links
 ONLY_JOURNAL: Final = 1  # of the ways in items.FlyHeld
 ONLY_INLINE: Final = 2
 
@@ -162,7 +162,7 @@ class LoneLending(Lending):
         slots = self.tails.dirty_lent(JOURNAL)
         if len(slots) != 1 or not self._partitions[slots[0]].syncs_itself:
             return None
-        found = self.tails.seal_lent(JOURNAL, SYNCED_BYTES_MAX, 0)
+        found = self.tails.seal_lent(JOURNAL, SYNCED_BYTES_MAX, 0, True)
         if not found[0]:
             self._recall_unfit(found[5])
             return None

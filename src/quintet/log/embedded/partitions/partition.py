@@ -17,13 +17,19 @@ from quintet import kernel
 from quintet.log.base import Appended, TopicSpec
 from quintet.log.embedded.files.packs import PACKED_BYTES
 from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Index, Segment, begin_again, new_seed, pack_header
-from quintet.log.embedded.partitions.lendable import NO_PENDING, LendablePartition
+from quintet.log.embedded.partitions.lendable import LENT_ALONE_BYTES_MAX, NO_PENDING, LendablePartition
 from quintet.log.embedded.partitions.links import Links, open_links
 from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partitions.roles import Chunk
 from quintet.log.embedded.partitions.shared import Shared, TailCache
 from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncEvent, row
-from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Outcome, Writer
+from quintet.log.embedded.partitions.writer import (
+    ZERO_FILL_WRITE_BYTES_MAX,
+    Outcome,
+    Writer,
+    chunk_bytes,
+    extend_below,
+)
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch, span_of
@@ -173,8 +179,14 @@ class FilePartition(LendablePartition):
         if action is _STAGE:
             self._gather()
             self._flush()
-        elif action is _STAGE_EARLY and self._pending_bytes >= STAGE_EARLY_BYTES:
+        elif action is _STAGE_EARLY and self._pending_bytes >= STAGE_EARLY_BYTES and not self._lends_next():
             self._gather()
+
+    def _lends_next(self) -> bool:
+        """Will it lend itself with all that is pending, when what is being written is?"""
+        if self._inline or self._slot < 0 or self._chunks or not self._shared.committer.is_lone:
+            return False
+        return self._pending_bytes <= LENT_ALONE_BYTES_MAX
 
     def _gather(self) -> None:
         pending, self._pending = self._pending, NO_PENDING
@@ -300,6 +312,8 @@ class FilePartition(LendablePartition):
         if outcome.error is not None:
             self._fail(outcome.error, chunks[outcome.written :])
         if not self._inline:  # before the waiters are told: the disk works while the acknowledgements go out
+            if self._shared.committer.is_lone:
+                self._lend()
             self._flush()
             self._shared.committer.pump()
         for chunk in good:
@@ -308,10 +322,8 @@ class FilePartition(LendablePartition):
             self._flush()
         if good and good[-1].buffers:
             self._notify()
-            if not self._inline and good[-1].size < ZERO_FILL_WRITE_BYTES_MAX:
-                self._extend()
-            if not self._inline and self._shared.committer.is_lone:
-                self._lend()
+            if not self._inline:
+                self._extend(good[-1].size)
         self._idle()
 
     # -- by way of the journal: called by the committer for a partition that offered itself ----------------------------
@@ -422,8 +434,8 @@ class FilePartition(LendablePartition):
             if self.spec.durability == "interval":
                 shared.upkeep.sync_soon(self)
 
-    def _extend(self) -> None:
-        """Zero-fill ahead of the writer before it gets there. Not beside one that is past it: zeros would be written over its records."""
+    def _extend(self, written: int) -> None:
+        """Prepare more ahead of the writer before it gets there. Not beside one that is past it: zeros would be written over its records."""
         segment = self.segments[-1]
         if (
             self._extending
@@ -435,12 +447,12 @@ class FilePartition(LendablePartition):
             return
         if segment.packed:
             return
-        chunk = Writer.chunk_bytes(segment.allocated)
-        target = min(segment.allocated + chunk, self.spec.segment_bytes)
-        if segment.allocated - self._plan_end >= chunk // 2 or target <= segment.allocated:
+        target = min(segment.allocated + chunk_bytes(segment.allocated), self.spec.segment_bytes)
+        if segment.allocated - self._plan_end >= extend_below(segment.allocated) or target <= segment.allocated:
             return
         self._extending = True
-        self._shared.scheduler.offload(partial(self._open_writer().extend, segment, target), self._extended)
+        large = written >= ZERO_FILL_WRITE_BYTES_MAX
+        self._shared.scheduler.offload(partial(self._open_writer().extend, segment, target, large), self._extended)
 
     def _extended(self, error: StorageError | BaseException | None) -> None:
         self._extending = False

@@ -28,6 +28,21 @@ from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 # Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
 # that a growing file needs.
 ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
+# Of zeros ahead before they are synced. 16 MiB at once made a sync of the writer wait for 10 ms, p99.9 (bench/README.md).
+ZERO_PIECE_BYTES: Final = limits.MIB
+
+
+def chunk_bytes(allocated: int) -> int:
+    """How far to prepare a segment ahead: an eighth of what is there, so that a start after a crash reads little more."""
+    chunk = limits.PREALLOCATE_FIRST_BYTES
+    while chunk * 16 <= allocated and chunk < limits.PREALLOCATE_MAX_BYTES:
+        chunk *= 2
+    return chunk
+
+
+def extend_below(allocated: int) -> int:
+    """With less prepared room than this more is prepared, while the writer goes on."""
+    return chunk_bytes(allocated) // 2
 
 
 class Outcome(NamedTuple):
@@ -48,14 +63,6 @@ class Writer:
         self._directories = shared.directories
         self._directory = directory
         self._siblings = siblings
-
-    @staticmethod
-    def chunk_bytes(allocated: int) -> int:
-        """How far to zero-fill ahead: an eighth of what is there, so that a start after a crash reads little more."""
-        chunk = limits.PREALLOCATE_FIRST_BYTES
-        while chunk * 16 <= allocated and chunk < limits.PREALLOCATE_MAX_BYTES:
-            chunk *= 2
-        return chunk
 
     def write(
         self, chunks: list[Chunk], last: Segment | None, header: Header | None, sync: bool, prealloc_limit: int
@@ -147,7 +154,7 @@ class Writer:
         """The writer came past the prepared part: prepare more in the same sync. No space for that is no failure."""
         end = segment.allocated = chunk.end
         small = chunk.size < ZERO_FILL_WRITE_BYTES_MAX
-        target = min(end + (self.chunk_bytes(end) if small else limits.PREALLOCATE_MAX_BYTES), limit)
+        target = min(end + (chunk_bytes(end) if small else limits.PREALLOCATE_MAX_BYTES), limit)
         if target > end:
             try:
                 (self._disk.zero if small else self._disk.reserve)(segment.handle, end, target - end)
@@ -270,15 +277,19 @@ class Writer:
             with contextlib.suppress(NotOpened):  # should its name come back after a power cut, it is made again
                 self._sync_dir(self._directory)
 
-    def extend(self, segment: Segment, target: int) -> StorageError | None:
-        """Zero-fill up to target ahead of the writer. No space is no failure yet: the writer will find out."""
+    def extend(self, segment: Segment, target: int, large: bool) -> StorageError | None:
+        """Prepare it up to target ahead of the writer: with zeros, or only reserved for large writes. No space is no failure yet: the writer
+        will find out."""
         disk = self._disk
         handle = -1
         try:
             # Its own handle: the kernel reports a failed write-back once per handle, and the writer must hear of it too.
             handle = disk.open(segment.path, write=True)
-            disk.zero(handle, segment.allocated, target - segment.allocated)
-            self._sync(handle)
+            if large:
+                disk.reserve(handle, segment.allocated, target - segment.allocated)
+                self._sync(handle)
+            else:
+                self._zero(handle, segment.allocated, target)
         except OSError as error:
             if error.errno in CURABLE and (handle < 0 or self._cut(handle, segment.allocated)):
                 return None
@@ -290,6 +301,14 @@ class Writer:
                 disk.close(handle)
         segment.allocated = target
         return None
+
+    def _zero(self, handle: int, position: int, target: int) -> None:
+        """Write zeros, synced piece by piece: a sync of the writer meanwhile waits for all that is unsynced of the file."""
+        while position < target:
+            size = min(target - position, ZERO_PIECE_BYTES)
+            self._disk.zero(handle, position, size)
+            self._sync(handle)
+            position += size
 
     def _cut(self, handle: int, size: int) -> bool:
         try:
