@@ -6,8 +6,9 @@
 //!     passed: what this pass appended, one ticket for all of it --> (durable) --> release: their answers, one send a connection
 //!
 //! The answers of a connection leave in the order of its reads. Once Python has something to answer on a connection, it takes over
-//! what is not answered (`unanswered`, `adopted`), and answers all of it by its own slots; it says when the connection is quiet
-//! again (`allow`). What Python sends and what is sent here goes through one queue a connection.
+//! what is not answered (`unanswered`, `adopted`), and answers all of it by its own slots. It says when reads may be taken here
+//! again (`allow`): if it still owes answers then, those of what is read here wait behind them (`Answer::Owed`). What Python sends
+//! and what is sent here goes through one queue a connection.
 //!
 //! Nothing is decided here: no rights, no limits, no protocol. All calls are made by the thread of the loop, and no call waits.
 
@@ -53,6 +54,7 @@ impl Piece {
 
 /// A read whose answers are not sent: they wait for the disk, or for those before them.
 enum Answer {
+    Owed,                   // Python answers first; at most one, the first
     Waits(u64, Unanswered), // for this pass
     Made(Vec<u8>),
 }
@@ -369,11 +371,23 @@ impl Sockets {
         self.arm(id)
     }
 
-    /// Its session is quiet: reads may go to this reader as long as the epoch is this one. None: not any more.
-    fn allow(&mut self, id: usize, reader: Option<Py<DirectReader>>, epoch: u64) -> PyResult<()> {
+    /// Reads may go to this reader as long as the epoch is this one. None: not any more. `owed`: Python has answers to send first; it
+    /// calls this again when it has none. Who has much unsent then.
+    fn allow(&mut self, id: usize, reader: Option<Py<DirectReader>>, epoch: u64, owed: bool) -> PyResult<bool> {
+        let high = self.high;
         let one = self.connection(id)?;
+        if owed && reader.is_some() && one.answers.is_empty() {
+            one.answers.push_back(Answer::Owed);
+        }
         (one.reader, one.epoch) = (reader, epoch);
-        Ok(())
+        if owed || !matches!(one.answers.front(), Some(Answer::Owed)) {
+            return Ok(false);
+        }
+        one.answers.pop_front();
+        one.answer();
+        let above = one.unsent > high;
+        self.arm(id)?;
+        Ok(above)
     }
 
     /// A pass begins: how many sockets have something.
@@ -525,6 +539,7 @@ impl Sockets {
         one.reader = None;
         for answer in std::mem::take(&mut one.answers) {
             match answer {
+                Answer::Owed => {}
                 Answer::Made(bytes) => found.append(PyBytes::new(py, &bytes))?,
                 Answer::Waits(_, unanswered) => found.append(unanswered.into_python(py)?)?,
             }

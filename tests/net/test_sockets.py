@@ -26,7 +26,9 @@ from quintet.config import DEV_FAST_MASTER_SECRET, Settings
 from quintet.model import limits
 from quintet.net import doors as net_doors
 from quintet.net.connection import Connection
-from quintet.net.sockets import Accepting, Hub
+from quintet.net.disk_writes import LoneWrites
+from quintet.net.loop import LoopScheduler
+from quintet.net.sockets import Accepting, Hub, SocketTransport
 from quintet.protocols import doors
 from quintet.server import Server
 from tests.crash import reader
@@ -381,6 +383,54 @@ async def test_changed_rights_are_looked_at_before_the_next_read(
             seen += 1
             await client.say(request, seen)
         assert sum(taken) > before
+
+
+async def answered_behind_a_slow_write(folder: Path, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the PONGs behind a publish that its session took and the disk has not, and behind what the kernel takes meanwhile."""
+    slow = asyncio.Event()
+
+    def slowed(real: Callable[..., None]) -> Callable[..., None]:
+        def later(*work: Any) -> None:
+            if slow.is_set():
+                asyncio.get_running_loop().call_later(0.3, real, *work)
+            else:
+                real(*work)
+
+        return later
+
+    for name in ("_hand_out", "offload"):
+        monkeypatch.setattr(LoopScheduler, name, slowed(getattr(LoopScheduler, name)))
+    monkeypatch.setattr(LoneWrites, "allow", lambda *_: False)
+    async with (
+        serving(folder, "kernel", monkeypatch) as server,
+        connected(server, "blipmq", blipmq.split, BLIP_LOGIN) as client,
+    ):
+        await client.say(blipmq.publish(1, b"kept", b"x", 1) + blipmq.ping(0), 1)
+        while sum(taken) < 20:
+            await client.say(blipmq.publish(1, b"memory", b"x", 0) + blipmq.ping(0), len(client.answers) + 1)
+        client.answers.clear()
+        before = sum(taken)
+        slow.set()
+        await client.say(blipmq.publish(1, b"kept", b"x", 1) + blipmq.ping(1), None)
+        for number in range(2, 10):
+            await asyncio.sleep(0.01)
+            await client.say(blipmq.publish(1, b"memory", b"x", 0) + blipmq.ping(number), None)
+        assert sum(taken) > before, "the kernel took nothing while the session owed an answer"
+        await client.say(b"", 9)
+        slow.clear()
+        return [pong.id for pong in client.answers]
+
+
+async def test_the_kernel_answers_behind_what_its_session_owes(
+    tmp_path: Path, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: a transport that forgets what is owed answers too early."""
+    in_order = list(range(1, 10))
+    assert await answered_behind_a_slow_write(tmp_path / "sound", taken, monkeypatch) == in_order
+    real = SocketTransport.allow
+    monkeypatch.setattr(SocketTransport, "allow", lambda transport, reader, owed: real(transport, reader, False))
+    taken.clear()
+    assert await answered_behind_a_slow_write(tmp_path / "broken", taken, monkeypatch) != in_order
 
 
 async def test_who_is_revoked_publishes_nothing_more(

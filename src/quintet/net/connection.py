@@ -102,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
     def meter(self, meter: Meter | None) -> None:
         self._meter = meter
         if meter is not None and self._socket is not None:
-            self._socket.allow(None)
+            self._socket.allow(None, True)
 
     # -- from the socket -------------------------------------------------------------------------------------------
 
@@ -618,17 +618,15 @@ class Connection(asyncio.BufferedProtocol):
             self.fault(where, fault)
 
     def _lend_reader(self) -> None:
-        """The kernel may take its next reads if nothing is under way on it, and may not otherwise."""
+        """The kernel may take its next reads if nothing of it is left to offer, and may not otherwise. It answers behind the session."""
         session, flow = self._session, self._flow
         reader = getattr(session, "direct", None)
         assert self._socket is not None
         if reader is not None:
-            busy = (
-                session.unanswered or session.stopped or session.holding or flow.held or flow.stalling or flow.charged
-            )
+            busy = session.stopped or session.holding or flow.held or flow.stalling or flow.charged
             if busy or self._rest or self._large is not None or self._out or self._receiving or self._meter is not None:
                 reader = None
-        self._socket.allow(reader)
+        self._socket.allow(reader, bool(session.unanswered or self._out or self._receiving))
 
     def adopt(self, unanswered: list[Any]) -> list[Held | None]:
         """The session answers these from now on: reads that the kernel took, in their order."""

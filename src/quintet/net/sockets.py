@@ -4,10 +4,10 @@
                                                           +---> a connection whose session has to see its bytes: buffer_updated
                                      (end of turn) one write, one sync for all of them --> release: the kernel sends their answers
 
-The kernel takes a read alone if the session of its connection has lent a reader (`Session.direct`), and says so while it is quiet:
-nothing waits for an answer, nothing is left to offer. As soon as Python has to act on such a connection, it takes over what is
-not answered (`take_over`), each as a slot of its session, so answers leave in their order. A partition that gives back what the
-kernel appended finds its waiter in the same way (`held_by`).
+The kernel takes a read alone if the session of its connection has lent a reader (`Session.direct`) and nothing is left to offer. What
+the session itself has not answered yet goes first: the kernel's answers wait behind it. As soon as Python has to act on such a
+connection, it takes over what is not answered (`take_over`), each as a slot of its session, so answers leave in their order. A
+partition that gives back what the kernel appended finds its waiter in the same way (`held_by`).
 
 Rights, limits and back-pressure stay where they were: a reader is good for one epoch of rights only, and no read is taken by the
 kernel while the disk is behind or the broker drains. TLS, Unix sockets, and every system without the native kernel keep the
@@ -211,7 +211,19 @@ class Hub:
 class SocketTransport(asyncio.Transport):
     """One connection."""
 
-    __slots__ = ("_closing", "_hub", "_id", "_lent", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets")
+    __slots__ = (
+        "_behind",
+        "_closing",
+        "_hub",
+        "_id",
+        "_lent",
+        "_lost",
+        "_paused",
+        "_protocol",
+        "_reading",
+        "_socket",
+        "_sockets",
+    )
 
     def __init__(self, hub: Hub, connected: socket.socket, protocol: Client, peer: object) -> None:
         super().__init__({"peername": peer})
@@ -223,6 +235,7 @@ class SocketTransport(asyncio.Transport):
         self._paused = False  # the protocol was told that much is unsent
         self._reading = True
         self._lent = False  # the kernel was last given a reader
+        self._behind = False  # its answers wait for the session's
         self._id = self._sockets.add(connected.fileno(), self)
         protocol.connection_made(self)
 
@@ -260,11 +273,14 @@ class SocketTransport(asyncio.Transport):
         if unanswered:
             self._sockets.adopted(self._id, self._protocol.adopt(unanswered))
 
-    def allow(self, reader: DirectReader | None) -> None:
-        """The session is quiet: the kernel may take reads by this reader, while rights are what they are. None: it may not."""
-        if not self._closing and (reader is not None or self._lent):
+    def allow(self, reader: DirectReader | None, owed: bool) -> None:
+        """The kernel may take reads by this reader, while rights are what they are. None: it may not. owed: the session has answers to send
+        before those of the kernel, and calls this again when they are sent."""
+        if not self._closing and (reader is not None or self._lent or self._behind):
             self._lent = reader is not None
-            self._sockets.allow(self._id, reader, self._hub.publishing.epoch())
+            self._behind = owed and (self._lent or self._behind)
+            if self._sockets.allow(self._id, reader, self._hub.publishing.epoch(), owed):
+                self.above_mark()
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -334,7 +350,7 @@ class SocketTransport(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
-        self._sockets.allow(self._id, None, 0)
+        self._sockets.allow(self._id, None, 0, True)
         self._sockets.set_reading(self._id, False)
         if self._sockets.unsent(self._id) <= 0:
             self._lose(None)
