@@ -284,7 +284,7 @@ impl Lents {
         loan.owed += size;
         loan.pending.push(Pending { batch: batch.clone_ref(py), base, ticket, number });
         self.owed[way(inline)] += size;
-        if first {
+        if first && !std::mem::replace(&mut self.slots[slot].listed[way(inline)], true) {
             self.dirty[way(inline)].push(slot);
         }
         Ok(inline)
@@ -309,6 +309,7 @@ impl Lents {
         let later = if alone || (inline && dirty.len() < INLINE_FEW) { 0 } else { later };
         let each_max = if alone || inline { usize::MAX } else { JOURNALED_BYTES_MAX };
         for slot in dirty {
+            self.slots[slot].listed[way(inline)] = false;
             let Some(loan) = self.slots[slot].loan.as_mut() else { continue };
             if loan.inline != inline || loan.pending.is_empty() {
                 continue; // it was recalled, and perhaps lent again

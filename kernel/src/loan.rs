@@ -134,7 +134,8 @@ pub struct Slot {
     pub kept: VecDeque<Kept>,
     pub topic: Option<usize>,
     pub watched: bool,
-    pub recorded: bool, // it is among `Lents.recorded`
+    pub recorded: bool,    // it is among `Lents.recorded`
+    pub listed: [bool; 2], // and among `Lents.dirty`, by way: still, if it was recalled and lent again
 }
 
 /// handle, buffers, position.

@@ -180,13 +180,14 @@ class _Kept(Generic[View]):
 
 
 class _Slot(Generic[View]):
-    __slots__ = ("kept", "loan", "recorded", "topic", "watched")
+    __slots__ = ("kept", "listed", "loan", "recorded", "topic", "watched")
 
     def __init__(self) -> None:
         self.loan: _Loan | None = None
         self.kept: deque[_Kept[View]] = deque()
         self.topic: object = None
         self.watched = self.recorded = False
+        self.listed = [False, False]  # among those that have something, by way: still, if it was recalled and lent again
 
 
 class Lents(Generic[View]):
@@ -266,7 +267,8 @@ class Lents(Generic[View]):
         base = loan.end
         place(batch, base, loan.told_time)
         loan.end = base + int(_SPAN.unpack_from(batch)[0])
-        if not loan.pending:
+        if not loan.pending and not self.slots[slot].listed[loan.inline]:
+            self.slots[slot].listed[loan.inline] = True
             self._dirty[loan.inline].append(slot)
         loan.pending.append((batch, ticket, number, base))
         loan.owed += len(batch)
@@ -292,6 +294,7 @@ class Lents(Generic[View]):
             later = 0
         each_max = bytes_max if alone or inline else JOURNALED_BYTES_MAX
         for slot in dirty:
+            self.slots[slot].listed[inline] = False
             loan = self.slots[slot].loan
             if loan is None or loan.inline != inline or not loan.pending:
                 continue  # it was recalled, and perhaps lent again

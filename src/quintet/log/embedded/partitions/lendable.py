@@ -22,7 +22,7 @@ from quintet.log.embedded.partitions.shared import TailCache
 from quintet.log.embedded.partitions.states import Action, Event, State, SyncState, row
 from quintet.log.embedded.partitions.states import Row as Steps
 from quintet.log.embedded.partitions.syncing import SyncedPartition
-from quintet.log.embedded.partitions.writer import extend_below
+from quintet.log.embedded.partitions.writer import chunk_bytes
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown, StorageError
@@ -151,7 +151,7 @@ class LendablePartition(SyncedPartition):
         if self.spec.durability == "interval":
             lending.tails.set_low_lent(slot, 0)  # the first record says that a sync is wanted
         else:
-            self._set_low(lending, segment, self._plan_end)
+            self._set_low(lending, segment, self._plan_end, 0)
         self._shared.unsynced -= self._pending_bytes
         self._pending_bytes, self._pending = 0, NO_PENDING
         self._state = State.IDLE  # if it was armed: the end of the turn finds nothing here
@@ -179,11 +179,11 @@ class LendablePartition(SyncedPartition):
         most = self.spec.segment_bytes
         return most if self._inline else min(segment.allocated, most)
 
-    def _set_low(self, lending: Lending, segment: Segment, end: int) -> None:
-        """From where on it catches up at once: the index gets an entry, or zeros are written ahead."""
+    def _set_low(self, lending: Lending, segment: Segment, end: int, written: int) -> None:
+        """From where on it catches up at once: the index gets an entry, or more is prepared."""
         low_at = end + limits.INDEX_EVERY_BYTES
         if not self._inline:
-            low_at = max(min(segment.allocated - extend_below(segment.allocated), low_at), 0)
+            low_at = max(min(segment.allocated - chunk_bytes(segment.allocated, written) // 2, low_at), 0)
         lending.tails.set_low_lent(self._slot, low_at)
 
     def _append_lent(self, batch: bytearray, done: Appended | None) -> int | None:
@@ -304,7 +304,8 @@ class LendablePartition(SyncedPartition):
         segment.end = end
         if segment.index is not None:
             segment.index.add(position, base, newest)
-        self._set_low(lending, segment, end)
+        written = end - position - limits.INDEX_EVERY_BYTES  # so much of it at least was one write
+        self._set_low(lending, segment, end, written)
         if link is not None:
             self.links.commit_link(link, visible, not self._inline)
         self._used = self._shared.upkeep.monotonic
@@ -318,9 +319,9 @@ class LendablePartition(SyncedPartition):
             segment.allocated = max(segment.allocated, end)
             if self.spec.durability == "interval":
                 self._shared.upkeep.sync_soon(cast(Maintained, self))
-        elif segment.allocated - end < extend_below(segment.allocated):
+        elif segment.allocated - end < chunk_bytes(segment.allocated, written) // 2:
             self._plan_end = end
-            self._extend(end - position - limits.INDEX_EVERY_BYTES)  # so much of it at least was one write
+            self._extend(written)
 
     def notify(self) -> None:
         self._notify()

@@ -28,7 +28,6 @@ from quintet.log.embedded.partitions.writer import (
     Outcome,
     Writer,
     chunk_bytes,
-    extend_below,
 )
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
@@ -447,8 +446,9 @@ class FilePartition(LendablePartition):
             return
         if segment.packed:
             return
-        target = min(segment.allocated + chunk_bytes(segment.allocated), self.spec.segment_bytes)
-        if segment.allocated - self._plan_end >= extend_below(segment.allocated) or target <= segment.allocated:
+        chunk = chunk_bytes(segment.allocated, written)
+        target = min(segment.allocated + chunk, self.spec.segment_bytes)
+        if segment.allocated - self._plan_end >= chunk // 2 or target <= segment.allocated:
             return
         self._extending = True
         large = written >= ZERO_FILL_WRITE_BYTES_MAX
@@ -463,7 +463,7 @@ class FilePartition(LendablePartition):
         elif self._lent and self._shared.lending is not None:
             lending = self._shared.lending
             lending.tails.extend_lent(self._slot, self._limit(self.segments[-1]))
-            self._set_low(lending, self.segments[-1], self.segments[-1].end)
+            self._set_low(lending, self.segments[-1], self.segments[-1].end, 0)
         self._flush()
         self._idle()
 

@@ -32,17 +32,15 @@ ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
 ZERO_PIECE_BYTES: Final = limits.MIB
 
 
-def chunk_bytes(allocated: int) -> int:
-    """How far to prepare a segment ahead: an eighth of what is there, so that a start after a crash reads little more."""
+def chunk_bytes(allocated: int, written: int) -> int:
+    """How far to prepare a segment ahead of a writer whose last write had so many bytes; with less than half of it left, more is prepared.
+    An eighth of what is there, so that a start after a crash reads little more; for large writes, which only reserve it, as much as may be."""
+    if written >= ZERO_FILL_WRITE_BYTES_MAX:
+        return limits.PREALLOCATE_MAX_BYTES
     chunk = limits.PREALLOCATE_FIRST_BYTES
     while chunk * 16 <= allocated and chunk < limits.PREALLOCATE_MAX_BYTES:
         chunk *= 2
     return chunk
-
-
-def extend_below(allocated: int) -> int:
-    """With less prepared room than this more is prepared, while the writer goes on."""
-    return chunk_bytes(allocated) // 2
 
 
 class Outcome(NamedTuple):
@@ -154,7 +152,7 @@ class Writer:
         """The writer came past the prepared part: prepare more in the same sync. No space for that is no failure."""
         end = segment.allocated = chunk.end
         small = chunk.size < ZERO_FILL_WRITE_BYTES_MAX
-        target = min(end + (chunk_bytes(end) if small else limits.PREALLOCATE_MAX_BYTES), limit)
+        target = min(end + chunk_bytes(end, chunk.size), limit)
         if target > end:
             try:
                 (self._disk.zero if small else self._disk.reserve)(segment.handle, end, target - end)
