@@ -155,7 +155,10 @@ def test_a_kafka_restored_from_an_old_backup_takes_nothing_from_a_node(tmp_path:
         try:
             said = ended(node, 75)
             # The second one if the backup lacks exactly one record: the node's own claim takes its place.
-            lacking = ('E1512: topic "restored" no longer has WAL offset', "E1511: the WAL has another record at offset")
+            lacking = (
+                'E1512: topic "restored" no longer has WAL offset',
+                "E1511: the WAL has another record at offset",
+            )
             assert any(sentence in said for sentence in lacking), said
             other = NodeProcess(tmp_path, 1, (servers, "restored"), port, sabotage=False)
             for _ in range(3):  # it has more than the node had read

@@ -187,7 +187,10 @@ class _Slot(Generic[View]):
         self.kept: deque[_Kept[View]] = deque()
         self.topic: object = None
         self.watched = self.recorded = False
-        self.listed = [False, False]  # among those that have something, by way: still, if it was recalled and lent again
+        self.listed = [
+            False,
+            False,
+        ]  # among those that have something, by way: still, if it was recalled and lent again
 
 
 class Lents(Generic[View]):
