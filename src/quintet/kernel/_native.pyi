@@ -351,14 +351,15 @@ class Tails(Generic[View]):
     def lent_end(self, slot: int) -> int:
         """The offset that the next append gets."""
     def dirty_lent(self, inline: bool) -> list[int]:
-        """Slots with something to be sealed on this way; one that was recalled meanwhile may be named twice."""
+        """Slots with something to be sealed on this way."""
     def seal_lent(self, inline: bool, bytes_max: int, later: int, alone: bool = False) -> LentSealed:
         """(count, places, placed, table, body, unfit, appends): what was appended to `count` slots on this way since the last call, merged,
         with its offsets, links and checksums, to be written now. places are what goes into the segments, of the slots `placed`: those
         whose segment would lack more than `later` bytes, or more than an eighth of that of this call, with what it lacked before; of fewer
         than four inline all. table and body are the entries and the batches of a record of the journal: of all slots, inline of those
         without a place. unfit: slots that have no room for theirs, more than 32 KiB for the journal, or for which `bytes_max` is used up;
-        they are to be recalled. alone: all of it goes to the segments and nothing to the journal. ValueError if what was sealed before is neither committed nor recalled."""
+        they are to be recalled. alone: all of it goes to the segments and nothing to the journal. ValueError if what was sealed before is
+        neither committed nor recalled."""
     def flying_lent(self, inline: bool) -> list[int]:
         """The slots of what was sealed last on this way, in its order, recalled meanwhile or not; none when it is committed."""
     def commit_lent(self, inline: bool, monotonic: int, how: int = 0) -> tuple[list[int], list[int]]:

@@ -187,10 +187,7 @@ class _Slot(Generic[View]):
         self.kept: deque[_Kept[View]] = deque()
         self.topic: object = None
         self.watched = self.recorded = False
-        self.listed = [
-            False,
-            False,
-        ]  # among those that have something, by way: still, if it was recalled and lent again
+        self.listed = [False, False]  # among the dirty, by way: still, if it was recalled and lent again
 
 
 class Lents(Generic[View]):

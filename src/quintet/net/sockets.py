@@ -212,18 +212,8 @@ class SocketTransport(asyncio.Transport):
     """One connection."""
 
     __slots__ = (
-        "_behind",
-        "_closing",
-        "_hub",
-        "_id",
-        "_lent",
-        "_lost",
-        "_paused",
-        "_protocol",
-        "_reading",
-        "_socket",
-        "_sockets",
-    )
+        "_behind", "_closing", "_hub", "_id", "_lent", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets",
+    )  # fmt: skip
 
     def __init__(self, hub: Hub, connected: socket.socket, protocol: Client, peer: object) -> None:
         super().__init__({"peername": peer})
