@@ -21,6 +21,8 @@ from tests.log.support import TOPIC, Harness
 from tests.log.test_lending import FRAME_BYTES_MAX, Waiter
 
 DURABILITIES = ("fsync", "interval", "os")
+SMALL = (10, 300, 3_000)  # bytes of a value
+LARGE = (300, 20_000, 60_000)  # of which a turn has more than a record of the journal takes
 
 
 class Door:
@@ -213,13 +215,13 @@ def test_a_loop_that_is_wanted_elsewhere_leaves_the_write_to_threads() -> None:
     assert door.values()[-3:] == [b"1", b"2", b"3"]
 
 
-def story(disk: SimDisk, seed: int, durability: Any) -> tuple[list[bytes], int]:
+def story(disk: SimDisk, seed: int, durability: Any, sizes: tuple[int, ...] = SMALL) -> tuple[list[bytes], int]:
     """Random reads, alone and not, with appends by way of Python and upkeep between; what was sent, and how many were told."""
     rng = Random(seed)
     sent: list[bytes] = []
     told = 0
     with contextlib.suppress(StorageError):
-        door = Door(durability, disk, segment_bytes=limits.SEGMENT_BYTES_MIN)
+        door = Door(durability, disk, segment_bytes=limits.SEGMENT_BYTES_MIN if sizes is SMALL else limits.MIB)
         scheduler = door.harness.scheduler
         waiters: list[Waiter] = []
         for _ in range(LONE_TURNS_MIN + 1):
@@ -228,7 +230,7 @@ def story(disk: SimDisk, seed: int, durability: Any) -> tuple[list[bytes], int]:
             scheduler.run_until_idle()
             told = sum(error is None for _, error in door.harness.acks)
         for _ in range(150):
-            value = rng.randbytes(rng.choice((10, 300, 3_000)))
+            value = rng.randbytes(rng.choice(sizes))
             sent.append(value)
             choice = rng.random()
             if choice < 0.2:
@@ -255,16 +257,17 @@ def story(disk: SimDisk, seed: int, durability: Any) -> tuple[list[bytes], int]:
     return sent, told
 
 
+@pytest.mark.parametrize("sizes", [SMALL, LARGE])
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_power_lost_at_any_call_keeps_what_was_told(durability: Any) -> None:
+def test_power_lost_at_any_call_keeps_what_was_told(durability: Any, sizes: tuple[int, ...]) -> None:
     """Of "os" only the process is killed: more it does not promise."""
     disk = SimDisk()
-    sent, told = story(disk, 5, durability)
+    sent, told = story(disk, 5, durability, sizes)
     assert told > 100
     for at in range(20, disk.total_calls, 7):
         disk = SimDisk()
         disk.stop_at = at
-        sent, told = story(disk, 5, durability)
+        sent, told = story(disk, 5, durability, sizes)
         if durability == "fsync":
             disk.crash(Random(at))
         else:
