@@ -132,3 +132,32 @@ def test_a_flood_of_one_event_is_summed_up_and_others_are_not_lost() -> None:
 
 def test_every_event_has_one_level() -> None:
     assert not logs.ERROR_EVENTS & logs.WARNING_EVENTS
+
+
+def reserved(text: str) -> set[str]:
+    """Reserved names among the fields that this source gives an event, if they are written out."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Dict):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("report", "_report"):
+                names = {str(key.value) for key in node.args[1].keys if isinstance(key, ast.Constant)}
+                found |= names & logs.RESERVED_FIELDS
+    return found
+
+
+def test_no_field_is_called_as_what_every_entry_has() -> None:
+    assert reserved('self._report("audit_lost", {"event": "x"})') == {"event"}
+    source = Path(logs.__file__).parent
+    assert {file.name: names for file in source.rglob("*.py") if (names := reserved(file.read_text()))} == {}
+
+
+def test_a_report_fails_for_no_name_of_a_field() -> None:
+    """Whoever reports is in the middle of something: a field `event` once ended the delivery of a topic on a full disk."""
+    out = io.StringIO()
+    logs.configure(stream=out)
+    fields: dict[str, object] = {name: "x" for name in [*logs.RESERVED_FIELDS, "self", "fields", "door"]}
+    logs.Reporter(lambda: 0.0)("audit_lost", fields)
+    entry = json.loads(out.getvalue())
+    assert (entry["event"], entry["level"], entry["door"], entry["self"]) == ("audit_lost", "error", "x", "x")
+    assert fields["event"] == "x", "they are the caller's"

@@ -19,6 +19,8 @@ SECRET_WORDS: Final = ("key", "token", "password", "secret", "authorization", "c
 # Fields with a secret's word in their name that hold none.
 NOT_SECRET: Final = frozenset({"key_name", "key_file", "tls_key", "keys"})
 MASK: Final = "***"
+# What every entry has: no field of an event may be called so (tests/test_logs.py looks at all of them).
+RESERVED_FIELDS: Final = frozenset({"event", "level", "timestamp", "logger", "exception"})
 # What parts without a logger report that is an error; everything else they say is for information. Damage is always here:
 # tests/test_logs.py looks for names that sound like it and are not.
 ERROR_EVENTS: Final = frozenset({
@@ -54,18 +56,20 @@ class Logger:
         self._to = logging.getLogger("quintet")
 
     def info(self, event: str, **fields: object) -> None:
-        self._say(logging.INFO, event, fields)
+        self.say(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._say(logging.WARNING, event, fields)
+        self.say(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        self._say(logging.ERROR, event, fields)
+        self.say(logging.ERROR, event, fields)
 
-    def _say(self, level: int, event: str, fields: Entry) -> None:
-        raised = fields.pop("exc_info", None)
+    def say(self, level: int, event: str, fields: Entry) -> None:
+        """Fields of any name: whoever reports from below must not fail for what a field is called. Of RESERVED_FIELDS the entry's own win."""
+        raised = fields.get("exc_info")
         traced = raised if isinstance(raised, BaseException) else None
-        self._to.log(level, event, exc_info=traced, extra={"fields": fields})
+        shown = {name: value for name, value in fields.items() if name != "exc_info"}
+        self._to.log(level, event, exc_info=traced, extra={"fields": shown})
 
 
 class Reporter:
@@ -81,11 +85,12 @@ class Reporter:
         if event in REPEATED_EVENTS and not self._may_say(event):
             return
         if event in ERROR_EVENTS:
-            self._log.error(event, **fields)
+            level = logging.ERROR
         elif event in WARNING_EVENTS or event.endswith(WARNING_ENDINGS):
-            self._log.warning(event, **fields)
+            level = logging.WARNING
         else:
-            self._log.info(event, **fields)
+            level = logging.INFO
+        self._log.say(level, event, fields)
 
     def _may_say(self, event: str) -> bool:
         monotonic = self._monotonic()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import sys
@@ -421,7 +422,7 @@ class Server:
         for door in self.settings.listeners.doors:
             said = door.ready(self.settings.listeners.of(door), addresses.get(door.name, ""))
             if said is not None and door.name in addresses:
-                _log.info(said[0], **said[1])
+                _log.say(logging.INFO, said[0], said[1])
         if not self.broker.users.list() and not _lets_in(self.settings):
             hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
             _log.warning("no_keys", hint=hint)

@@ -268,7 +268,7 @@ class Audit:
     def _lost(self, event: Event, error: Exception) -> None:
         """The disk would not have it: the broker's own log is the place that is left."""
         self.lost += 1
-        self._report("audit_lost", {"event": event.type, "user": event.user, "resource": event.resource,
+        self._report("audit_lost", {"what": event.type, "user": event.user, "resource": event.resource,
                                     "result": event.result, "error": str(error)})  # fmt: skip
 
     # -- questions -------------------------------------------------------------------------------------------------

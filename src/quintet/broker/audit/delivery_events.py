@@ -237,5 +237,5 @@ class Events:
         self._unreported += rows
         monotonic = self._scheduler.monotonic()
         if monotonic - self._reported_at >= REPORT_EVERY_US:
-            self._report("audit_lost", {"event": "deliver and ack", "rows": self._unreported, "error": why})
+            self._report("audit_lost", {"what": "deliver and ack", "rows": self._unreported, "error": why})
             self._reported_at, self._unreported = monotonic, 0
