@@ -10,6 +10,7 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import Disk
 from quintet.log.embedded.partitions.lending import LATE_BYTES_MAX
 from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.together import FILES_MIN
 from quintet.model.batch import RecordBatch
 from quintet.testing.sim import SimDisk, SimScheduler
 
@@ -28,12 +29,13 @@ class Harness:
         """journal: bytes of each file, and everything small goes there; 0: nothing does. options: of the engine. Every segment
         is a file unless `packs` says otherwise: what is in packs is looked at in test_packs.py, test_crash.py and others. lends: partitions
         lend themselves to the kernel, as those do that doors publish to (ADR 29). late: bytes of one of them that its file may lack while
-        the journal has them."""
+        the journal has them. files_min: files from which on the whole disk is synced at once."""
         self.disk: Disk = disk if disk is not None else SimDisk()
         self.directory = directory
         self.journal = journal
         self.lends = bool(options.pop("lends", False))
         self.late = int(options.pop("late", LATE_BYTES_MAX))
+        self.files_min = int(options.pop("files_min", FILES_MIN))
         self.options = {"packs": False, **options}
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.acks: list[tuple[int, Exception | None]] = []
@@ -61,10 +63,13 @@ class Harness:
             self.log.open_topic = self._open_lendable  # type: ignore[method-assign]
         assert self.log._shared.lending is not None
         self.log._shared.lending.late_bytes_max = self.late
+        committer = self.log._shared.committer
+        committer.jobs_max = 1 + (len(self.acks) + 1) % 2 * (1 << 30)  # both ways, too
+        committer.files_min = self.files_min
         self.log.recover()
         if self.journal:  # there from the start, not only from the second append on; and it grows in small steps
-            self.log._shared.committer.first_bytes = max(self.journal // 4, 1024)
-            self.log._shared.committer.prepare()
+            committer.first_bytes = max(self.journal // 4, 1024)
+            committer.prepare()
             self.scheduler.run_until_idle()
 
     def open(self, spec: TopicSpec | None = None) -> Partition:

@@ -12,12 +12,14 @@ from random import Random
 
 import pytest
 
+from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness
+from tests.log.test_chain import verify
 from tests.log.test_crash import SMALL_JOURNAL, Story, check, workload
 
 OPERATIONS = (
@@ -191,3 +193,109 @@ def test_a_refusal_says_what_helps(code: int, remedy: str) -> None:
         harness.tick()
     harness.write(partition, 1)
     assert partition.visible == 1
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_full_disk_leaves_an_empty_segment_where_it_is(nth: int) -> None:
+    """A crash left it between its making and its first batch: it is no beginning of the appends that are refused, and takes the next."""
+    harness = Harness()
+    harness.sim.fail("pwritev", 2, errno.EIO)  # behind its header
+    harness.append(harness.open(), [b"never"])
+    harness.scheduler.run_until_idle()
+    harness.sim.kill()
+    harness.sim.heal()
+    harness.journal = 64 * SMALL_JOURNAL
+    harness.start()
+    partition = harness.open()
+    for call in (1, nth):
+        harness.sim.fail("pwritev", call, errno.ENOSPC)
+        harness.append(partition, [b"perhaps refused"])
+        harness.scheduler.run_until_idle()
+        harness.sim.heal()
+        harness.tick(2_000_000)
+    assert partition.failure is None
+    assert isinstance(harness.acks[-2][1], StorageFull)
+    base = harness.append(partition, [b"taken"])
+    harness.scheduler.run_until_idle()
+    assert harness.acks[-1] == (base, None)
+
+
+class Refusals:
+    """Full for a moment, again and again, while records, writes, syncs and what is late overlap: they end in random order."""
+
+    def __init__(self, seed: int, late: int) -> None:
+        self.rng = Random(seed)
+        self.harness = Harness(journal=64 * SMALL_JOURNAL, lends=True, late=late)
+        self.specs = [TopicSpec(TOPIC + number, f"t{number}", segment_bytes=1 << 16) for number in range(3)]
+        self.partitions = [self.harness.open(spec) for spec in self.specs]
+        self.told: dict[tuple[int, int], bytes] = {}
+
+    def append(self, number: int) -> None:
+        value = self.rng.randbytes(self.rng.choice((10, 300, 3_000)))
+
+        def done(base: int, error: Exception | None) -> None:
+            if error is None:
+                assert (number, base) not in self.told, "an offset was used twice"
+                self.told[number, base] = value
+
+        with contextlib.suppress(StorageError):
+            self.partitions[number].append(kernel.build([value], origin=b"test:1"), done)
+
+    def turn(self) -> None:
+        rng, scheduler, disk = self.rng, self.harness.scheduler, self.harness.sim
+        scheduler.held = True
+        for _ in range(rng.randrange(5)):
+            self.append(rng.randrange(3))
+        scheduler.turn()
+        if rng.random() < 0.3:
+            disk.fail("pwritev", rng.randint(1, 2), errno.ENOSPC)
+        if rng.random() < 0.3:
+            partition = rng.choice(self.partitions)
+            assert isinstance(partition, FilePartition)
+            partition.flush_late()
+        while scheduler.jobs and rng.random() < 0.6:
+            scheduler.finish(rng.randrange(len(scheduler.jobs)))
+        disk.heal()
+        if rng.random() < 0.3:
+            scheduler.advance(1_500_000)
+            self.harness.log.maintain(scheduler.now())
+
+    def come_to_rest(self) -> None:
+        self.harness.scheduler.held = False
+        self.harness.scheduler.run_until_idle()
+        self.harness.tick(2_000_000)
+        assert not any(partition.failure for partition in self.partitions)
+
+    def restart(self, power: bool) -> None:
+        """After a kill, or a power cut."""
+        if power:
+            self.harness.sim.crash(self.rng)
+        else:
+            self.harness.sim.kill()
+        self.harness.start()
+        self.partitions = [self.harness.open(spec) for spec in self.specs]
+
+    def lost(self) -> dict[tuple[int, int], bytes]:
+        """What was told and cannot be read."""
+        left = dict(self.told)
+        for number, partition in enumerate(self.partitions):
+            for offset, _, value in self.harness.read_all(self.harness.cold(partition)):
+                if left.get((number, offset)) == value:
+                    del left[number, offset]
+        return left
+
+
+@pytest.mark.parametrize("late", [0, 2_000, 1 << 20])
+def test_refusals_amid_overlapping_work_cost_nothing_that_was_told(late: int) -> None:
+    refused = 0
+    for seed in range(2_000 if LONG else 40):
+        story = Refusals(seed, late)
+        for _ in range(90):
+            story.turn()
+        story.come_to_rest()
+        assert story.lost() == {}, seed
+        story.restart(power=seed % 2 == 1)
+        assert story.lost() == {}, seed
+        assert verify(story.harness.sim).broken is None, seed
+        refused += story.harness.kinds().count("storage_full")
+    assert refused > 40

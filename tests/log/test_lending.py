@@ -24,6 +24,7 @@ from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.recovery import journal
 from quintet.model.errors import PartitionFailed, StorageFull
 from tests.log.support import TOPIC, Harness
+from tests.log.test_chain import verify as verify_links
 
 PARTITIONS = 4
 BYTES = 1 << 20
@@ -400,17 +401,14 @@ def test_who_is_in_records_is_named_when_somebody_asks() -> None:
 def test_a_segment_that_refuses_what_is_late_fails_alone(
     code: int, kind: type[Exception], again: bool, durability: str
 ) -> None:
-    """What was told stays: it is in the journal until the segment has it. again: it refuses at the clean stop, too."""
+    """What was told stays, and is read: it is in the journal until the segment has it. again: it refuses at the clean stop, too."""
     door = Door(durability).warm()
     assert door.round() == [None] * PARTITIONS
     door.harness.sim.fail("pwritev", 1, code)
     victim = door.partitions[1]
     assert isinstance(victim, FilePartition)
-    told: list[object] = []
-    victim.cache.clear()
-    victim.fetch(2, 1 << 20, lambda batches, error: told.append(error))
-    door.harness.scheduler.run_until_idle()
-    assert [type(error) for error in told] == [kind]
+    rows = door.harness.read_all(door.harness.cold(victim))
+    assert [row[2] for row in rows] == door.sent[1], "readers go on: with what the file has, and what it does not take"
     assert [type(partition.failure) for partition in door.partitions] == [
         kind if number == 1 else type(None) for number in range(PARTITIONS)
     ]
@@ -427,6 +425,37 @@ def test_a_segment_that_refuses_what_is_late_fails_alone(
     door.harness.close()
     door.restart()
     assert door.readable() == door.sent
+
+
+def test_what_is_under_way_keeps_its_place_when_what_is_late_is_refused() -> None:
+    """A segment refuses what is late while the next record is being written. That record becomes durable: what comes behind it must
+    not be put in its place, nor linked to what was before it."""
+    door = Door().warm()
+    assert door.round() == [None] * PARTITIONS
+    scheduler, victim = door.harness.scheduler, door.partitions[1]
+    assert isinstance(victim, FilePartition)
+    scheduler.held = True
+    waiter = door.produce()
+    scheduler.run_until_idle()
+    assert len(scheduler.jobs) == 1 and waiter.missing, "the record is under way"
+    door.harness.sim.fail("pwritev", 1, errno.ENOSPC)
+    assert (victim.flush_late(), type(victim.failure)) == (False, StorageFull)
+    scheduler.held = False
+    scheduler.run_until_idle()
+    assert waiter.answers == [None] * PARTITIONS
+    door.harness.tick(2_000_000)
+    assert victim.failure is None
+    for number, partition in enumerate(door.partitions):
+        door.sent[number] += [door.values[number], b"behind"]
+        assert partition.append(kernel.build([b"behind"], origin=b"t:1"), None) == 4
+    scheduler.run_until_idle()
+    assert door.readable() == door.sent
+    door.harness.close()
+    door.restart()
+    assert door.readable() == door.sent
+    assert door.in_files() == door.sent
+    assert "corrupt_range" not in door.harness.kinds()
+    assert verify_links(door.harness.sim).broken is None
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])

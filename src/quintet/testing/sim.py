@@ -103,9 +103,10 @@ class SimScheduler:
 class _File:
     """The durable bytes, the bytes as a running system sees them, and the sectors that differ since the last sync."""
 
-    __slots__ = ("data", "dirty", "durable")
+    __slots__ = ("data", "dirty", "durable", "lost")
 
     def __init__(self, data: bytes = b"") -> None:
+        self.lost = False  # what was written could not be made durable, and the next sync of the file says so
         self.data = bytearray(data)
         self.durable = bytes(data)
         self.dirty: set[int] = set()
@@ -173,6 +174,7 @@ class SimDisk:
     def __init__(self, capacity: int = BOUNDLESS, seed: int | None = None) -> None:
         self.capacity = capacity
         self.warm = False  # are reads that must not wait answered?
+        self.unwritten = 0  # bytes of others that wait to be written
         self._chance = Random(next(_SERIAL) if seed is None else seed)
         self.calls: dict[str, int] = {}
         self.total_calls = 0
@@ -298,15 +300,30 @@ class SimDisk:
         except OSError:
             file.dirty.clear()  # as Linux does: after a failed fsync the pages are clean and may be lost
             raise
+        if file.lost:
+            file.lost = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         file.sync()
 
-    def sync_all(self, path: str) -> bool:
-        self._enter("sync_all")
+    def sync_all(self, path: str, handles: Sequence[int] = ()) -> bool:
+        try:
+            self._enter("sync_all")
+        except PowerLoss:
+            raise
+        except OSError:
+            for file in self._names.values():
+                if file is not None and file.dirty:
+                    file.dirty.clear()
+                    file.lost = True
+            return False
         for file in self._names.values():
             if file is not None:
                 file.sync()
         self._durable_names = self._names.copy()
         return True
+
+    def unwritten_bytes(self) -> int:
+        return self.unwritten
 
     def truncate(self, handle: int, size: int) -> None:
         self._enter("truncate")

@@ -15,6 +15,7 @@ from quintet.kernel.buffer import Buffer
 
 WRITE_VECTORS_MAX: Final = 1024  # buffers per pwritev: IOV_MAX of Linux
 ZERO_BLOCK_BYTES: Final = 1024 * 1024
+UNKNOWN_BYTES: Final = 1 << 62  # more than anything is
 # What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
 REMEDIES: Final = {
     errno.ENOSPC: "free some space",
@@ -24,6 +25,8 @@ REMEDIES: Final = {
 }
 CURABLE: Final = frozenset(REMEDIES)
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only
+# File systems whose syncfs tells of errors, by their number in statfs(2): ext, XFS, Btrfs, F2FS.
+_TELLING: Final = frozenset((0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010))
 _ZEROS: Final = memoryview(bytes(ZERO_BLOCK_BYTES))
 
 
@@ -79,9 +82,12 @@ class Disk(Protocol):
     def fdatasync(self, handle: int) -> None:
         """Data and, if it changed, the size of the file are durable."""
 
-    def sync_all(self, path: str) -> bool:
+    def sync_all(self, path: str, handles: Sequence[int] = ()) -> bool:
         """Make everything durable that was written to the file system of this directory, names too. False if nobody can
-        tell whether it is: then each file must be synced by itself."""
+        tell whether it is, or if one of these files is on another: then each must be synced by itself."""
+
+    def unwritten_bytes(self) -> int:
+        """What anybody wrote, to any disk of this machine, that is in memory only; UNKNOWN_BYTES if nobody can tell."""
 
     def truncate(self, handle: int, size: int) -> None:
         """Cut the file to size."""
@@ -181,29 +187,34 @@ class DurableWrite:
         return SyncFailed(str(error)) if step > len(self.before) else error
 
 
-def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
-    """Atomically and durably put data into directory/name: temporary file, fsync, rename, fsync of the directory."""
+def replace_file(disk: Disk, directory: str, name: str, data: bytes, durable: bool = True) -> None:
+    """Atomically and, if that is asked for, durably put data into directory/name: temporary file, fsync, rename, fsync of the directory."""
     temporary = f"{directory}/{name}.tmp"
     if disk.read_file(temporary) is not None:
         disk.unlink(temporary)
     handle = disk.open(temporary, create=True, write=True)
     try:
         disk.pwritev(handle, [data], 0)
-        disk.fdatasync(handle)
+        if durable:
+            disk.fdatasync(handle)
     except OSError:
         disk.close(handle)
         disk.unlink(temporary)
         raise
     disk.close(handle)
     disk.rename(temporary, f"{directory}/{name}")
-    disk.fsync_dir(directory)
+    if durable:
+        disk.fsync_dir(directory)
 
 
-def _syncfs_tells() -> bool:
-    """Does syncfs report what could not be written? From Linux 5.8 on."""
+def _syncfs_tells(handle: int) -> bool:
+    """Does syncfs report what could not be written to the file system of this file? From Linux 5.8 on, and not where one lies over another."""
     system = os.uname()
     version = system.release.split(".")[:2]
-    return system.sysname == "Linux" and [int(part) for part in version if part.isdecimal()] >= [5, 8]
+    if system.sysname != "Linux" or [int(part) for part in version if part.isdecimal()] < [5, 8]:
+        return False
+    found = (ctypes.c_long * 32)()  # struct statfs, and more than it takes: its first field is the type
+    return ctypes.CDLL(None).fstatfs(handle, found) == 0 and found[0] in _TELLING
 
 
 class OsDisk:
@@ -308,14 +319,27 @@ class OsDisk:
     def fdatasync(self, handle: int) -> None:
         os.fdatasync(handle)
 
-    def sync_all(self, path: str) -> bool:
-        if not _syncfs_tells():
+    def sync_all(self, path: str, handles: Sequence[int] = ()) -> bool:
+        # By a handle that is older than what is to be durable: one that is opened now is not told of a page that was lost before, if
+        # another process has asked meanwhile.
+        lock = next((lock for lock, locked in list(self._locks.items()) if os.path.dirname(locked) == path), -1)
+        if lock < 0 or not _syncfs_tells(lock):
             return False
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        device = os.fstat(lock).st_dev
+        folders = [f"{path}/{name}" for name in os.listdir(path)]  # one of them may be a link to another disk
+        if any(os.stat(folder).st_dev != device for folder in folders):
+            return False
+        if any(os.fstat(handle).st_dev != device for handle in handles):
+            return False
+        return bool(ctypes.CDLL(None).syncfs(lock) == 0)
+
+    def unwritten_bytes(self) -> int:
         try:
-            return bool(ctypes.CDLL(None).syncfs(handle) == 0)
-        finally:
-            os.close(handle)
+            with open("/proc/meminfo", "rb") as lines:
+                found = dict(line.split(b":", 1) for line in lines)
+        except OSError:
+            return UNKNOWN_BYTES
+        return sum(int(found[name].split()[0]) for name in (b"Dirty", b"Writeback")) * 1024
 
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)

@@ -106,6 +106,8 @@ class PackDisk:
         # Told of the folder in which a pack was made: its name is not durable.
         self.on_made: Callable[[str], None] = lambda folder: None
         self._packs: list[_Pack] = []
+        self._all_failed = False  # a sync of the whole disk failed
+        self._all_lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._partitions_of: dict[int, list[int]] = {}
         self._last_read = "", b""  # a pack, while all its segments are opened one by one
@@ -442,8 +444,20 @@ class PackDisk:
 
     # -- Disk: the rest as it is ---------------------------------------------------------------------------------------
 
-    def sync_all(self, path: str) -> bool:
-        return self._disk.sync_all(path)
+    def sync_all(self, path: str, handles: Sequence[int] = ()) -> bool:
+        """One at a time, and once it failed never again: the system tells of a lost page once, and whoever asks next, or at the same
+        time, would not hear of it."""
+        with self._all_lock:
+            if self._all_failed:
+                return False
+            try:
+                self._all_failed = not self._disk.sync_all(path, handles)
+            except OSError:  # it did not come to a sync
+                return False
+            return not self._all_failed
+
+    def unwritten_bytes(self) -> int:
+        return self._disk.unwritten_bytes()
 
     def fsync_dir(self, path: str) -> None:
         self._disk.fsync_dir(path)

@@ -484,7 +484,8 @@ def write_index(disk: Disk, segment: Segment, index: Index, end: int, next_offse
     if segment.packed:  # made again in less time than a file takes
         return
     data = pack_index(index, segment.seed, end, next_offset)
-    replace_file(disk, segment.directory, index_name(segment.base), data)
+    # Not durably: it checks out only whole and with its segment, and what a power cut takes of it is made again.
+    replace_file(disk, segment.directory, index_name(segment.base), data, durable=False)
 
 
 def load_index(disk: Disk, segment: Segment, size: int) -> Index | None:

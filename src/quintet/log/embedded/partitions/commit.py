@@ -1,6 +1,7 @@
 """Chooses how the batches staged in a turn become durable: segment by segment, or together by the journal.
 
-A few partitions: each writes and syncs its own segment (the direct way). Many: one job writes their chunks to their segments,
+A few partitions: each writes and syncs its own segment (the direct way), those that begin or lengthen one in a disk thread, and many of
+these in one job (together.py). Many: one job writes their chunks to their segments,
 without a sync, and then one record in the journal, which makes them durable together; the segments are synced later, in
 the background, before the journal file is used again. What the kernel appended may even be written to its segment later
 (lending.py). While a record is under way what is staged meanwhile gathers for the next one.
@@ -23,11 +24,17 @@ from itertools import islice
 from typing import Final, Literal
 
 from quintet.log.embedded.files.disk import Disk, DurableWrite, Place, PlaceFailed
-from quintet.log.embedded.files.packs import place_of
 from quintet.log.embedded.files.segment import Segment
 from quintet.log.embedded.partitions.lending import JOURNAL, RECORDED, Sealed
 from quintet.log.embedded.partitions.lone import LoneLending
-from quintet.log.embedded.partitions.roles import Chunk, Committable, SegmentSync
+from quintet.log.embedded.partitions.roles import Chunk, Committable, Outcome, SegmentSync, Steps
+from quintet.log.embedded.partitions.together import (
+    FILES_MIN,
+    JOBS_AT_ONCE,
+    JOBS_MAX,
+    sync_together,
+    write_together,
+)
 from quintet.log.embedded.recovery import journal
 from quintet.log.embedded.recovery.directories import Mark
 from quintet.model import limits
@@ -45,6 +52,7 @@ RETRY_US: Final = 10_000_000  # how long after a failure making a file is tried 
 FREE_SHARE: Final = 4  # a file is made only where this many times its full size is free
 SHRINK_US: Final = 10_000_000  # after which a journal without a record is as small as a new one
 
+Done = Callable[[Outcome | BaseException], None]
 State = Literal["absent", "making", "fresh", "active", "retired", "renewing", "broken"]
 
 
@@ -66,9 +74,9 @@ class Committer:
     """One per engine. `arm` what is to be staged at the end of the turn; a partition `offer`s itself when it is staged."""
 
     __slots__ = (
-        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_lone", "_ready", "_recorded_in", "_report",
-        "_scheduled", "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "first_bytes", "flights", "lending", "observe", "records",
-        "threshold",
+        "_armed", "_asked", "_begun", "_cleaning", "_closed", "_disk", "_files", "_generation", "_held", "_jobs", "_lone", "_ready", "_recorded_in",
+        "_report", "_scheduled", "_scheduler", "_stopped", "_used", "_writing", "bytes", "directory", "files_min", "first_bytes", "flights",
+        "jobs_max", "lending", "observe", "records", "threshold",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Callable[[str, dict[str, object]], None]) -> None:
@@ -79,12 +87,16 @@ class Committer:
         self.threshold = THRESHOLD_PARTITIONS
         self.bytes = journal.JOURNAL_BYTES
         self.first_bytes = journal.FIRST_BYTES
+        self.jobs_max = JOBS_MAX
+        self.files_min = FILES_MIN
         self.flights = 0  # partitions on the direct way
         self.records = 0
         self.lending: LoneLending | None = None  # what the kernel appended: the engine sets it
         self.observe: Callable[[float, int], None] = lambda seconds, appends: None  # how long they took
         self._armed: list[Callable[[], None]] = []
         self._ready: list[Committable] = []
+        self._jobs: list[tuple[SegmentSync, Steps, Done]] = []  # to be begun
+        self._begun = 0  # jobs under way
         self._recorded_in: _File | None = None  # what the kernel knows to be in records is in this file
         self._files = [_File(name) for name in journal.SYNCED]
         self._generation = 0
@@ -120,6 +132,7 @@ class Committer:
         if self.lending is not None:
             self.lending.write_inline()
         self.pump()
+        self._start_jobs()
         if self._armed and not self._scheduled:
             self._scheduled = True
             self._scheduler.soon(self._turn)
@@ -158,6 +171,27 @@ class Committer:
             self.lending.recall_waiting()
         for partition in ready:
             partition.write_direct()
+
+    # -- the direct way, in a disk thread ------------------------------------------------------------------------------
+
+    def write_together(self, writer: SegmentSync, steps: Steps, done: Done) -> None:
+        """Run the steps of a partition in a disk thread, from the end of this turn on, together with those of others."""
+        self._jobs.append((writer, steps, done))
+        self.turn_soon()
+
+    def _start_jobs(self) -> None:
+        """Begin what can be begun. While enough jobs are under way, what more is wanted gathers for the next one."""
+        while self._jobs and self._begun < JOBS_AT_ONCE:
+            some, self._jobs = self._jobs[: self.jobs_max], self._jobs[self.jobs_max :]
+            self._begun += 1
+            work = partial(write_together, [(writer, steps) for writer, steps, _ in some], self.files_min)
+            self._scheduler.offload(work, partial(self._jobs_done, [done for _, _, done in some]))
+
+    def _jobs_done(self, told: list[Done], result: list[Outcome | BaseException] | BaseException) -> None:
+        self._begun -= 1
+        self._start_jobs()  # before they are told: the disk works while acknowledgements go out
+        outcomes = [result] * len(told) if isinstance(result, BaseException) else result
+        call_each(self._scheduler, [partial(done, outcome) for done, outcome in zip(told, outcomes, strict=True)])
 
     # -- the journal's way ---------------------------------------------------------------------------------------------
 
@@ -505,7 +539,7 @@ class Committer:
                 break
         if batch:
             self._cleaning = True
-            self._scheduler.offload(partial(_sync_all, work), partial(self._cleaned, batch))
+            self._scheduler.offload(partial(_sync_all, work, self.files_min), partial(self._cleaned, batch))
         elif not needed:
             self._renew(file)
 
@@ -553,7 +587,7 @@ class Committer:
                 partition.synced(mark, result if isinstance(result, BaseException) else result[number])
             self._sync_packed(left, then)
 
-        self._scheduler.offload(partial(_sync_all, work), synced)
+        self._scheduler.offload(partial(_sync_all, work, self.files_min), synced)
 
     def close(self, done: Callable[[], None]) -> None:
         """All partitions are shut: what they synced needs no journal. One that failed keeps it for the next start."""
@@ -599,18 +633,10 @@ def _is_packed(pair: tuple[Committable, Chunk]) -> bool:
     return pair[1].segment.packed
 
 
-def _sync_all(work: list[tuple[SegmentSync, Segment]]) -> list[StorageError | None]:
-    """Each file once: segments in one pack are made durable by one sync."""
-    packs: dict[str, StorageError | None] = {}
-    found = []
-    for writer, segment in work:
-        place = place_of(segment.path) if segment.packed else None
-        if place is None or place.pack not in packs:
-            error = writer.sync(segment)
-            if place is not None:
-                packs[place.pack] = error
-        else:
-            error = packs[place.pack]
-            segment.named = segment.named or error is None
-        found.append(error)
-    return found
+def _sync_all(work: list[tuple[SegmentSync, Segment]], files_min: int) -> list[StorageError | None]:
+    """In a disk thread. What the syncs that nobody waits for mean, for each of these."""
+    failures = sync_together(work, files_min)
+    return [
+        writer.sync_failed(segment, failure) if failure is not None else None
+        for (writer, segment), failure in zip(work, failures, strict=True)
+    ]

@@ -6,8 +6,8 @@ moving them for every record of the journal was a quarter of what it cost. Whoev
 partition is lent only while its state is IDLE and it has nothing staged.
 
 What the journal made durable may be late in the segment itself: `flush_late` writes it. Whoever reads or syncs the file, or says where
-it is, calls that first. If the file refuses, the partition fails and keeps what it owes the file; it is not synced before it has
-that, so its journal stays, and the next start puts it there.
+it is, calls that first. If the file refuses, the partition fails and keeps what it owes the file, and gives it to readers; it is not synced
+before it has that, so its journal stays, and the next start puts it there.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from quintet.log.base import Appended, TopicSpec
 from quintet.log.embedded.files.segment import Segment
 from quintet.log.embedded.partitions.lending import Lendable, Lending
 from quintet.log.embedded.partitions.merging import Pending
+from quintet.log.embedded.partitions.reading import Unwritten
 from quintet.log.embedded.partitions.roles import Chunk, Maintained
 from quintet.log.embedded.partitions.shared import TailCache
 from quintet.log.embedded.partitions.states import Action, Event, State, SyncState, row
@@ -210,6 +211,9 @@ class LendablePartition(SyncedPartition):
                 self._give_back()
             self._fail(self._open_writer().late_refused(self.segments[-1], error), [])
         return error is None
+
+    def unwritten(self) -> Unwritten | None:
+        return None if self._late is None else (self._late[0], [RecordBatch(buffer) for buffer in self._late[1]])
 
     def _owe(self, position: int, buffers: list[bytearray]) -> None:
         if buffers:

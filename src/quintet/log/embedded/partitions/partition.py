@@ -20,12 +20,12 @@ from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Index, Segm
 from quintet.log.embedded.partitions.lendable import LENT_ALONE_BYTES_MAX, NO_PENDING, LendablePartition
 from quintet.log.embedded.partitions.links import Links, open_links
 from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
-from quintet.log.embedded.partitions.roles import Chunk
+from quintet.log.embedded.partitions.roles import Chunk, Outcome
 from quintet.log.embedded.partitions.shared import Shared, TailCache
 from quintet.log.embedded.partitions.states import Action, Event, Row, State, SyncEvent, row
+from quintet.log.embedded.partitions.together import JOINED_BYTES_MAX
 from quintet.log.embedded.partitions.writer import (
     ZERO_FILL_WRITE_BYTES_MAX,
-    Outcome,
     Writer,
     chunk_bytes,
 )
@@ -285,8 +285,13 @@ class FilePartition(LendablePartition):
         self._growing = True
         header = Header(0, self.topic_id, self.number, 0, self._last_time, self.spec.name)
         limit = 0 if self._inline else self.spec.segment_bytes
-        work = partial(self._open_writer().write, chunks, last, header, not self._inline, limit)
-        self._shared.scheduler.offload(work, partial(self._direct_done, chunks))
+        writer = self._open_writer()
+        steps = writer.steps(chunks, last, header, not self._inline, limit)
+        done = partial(self._direct_done, chunks)
+        if sum([chunk.size for chunk in chunks]) > JOINED_BYTES_MAX:
+            self._shared.scheduler.offload(partial(writer.run, steps), done)
+        else:
+            self._shared.committer.write_together(writer, steps, done)
 
     def _written_and_synced(self, chunks: list[Chunk], error: BaseException | None) -> None:
         if error is None:
@@ -417,6 +422,10 @@ class FilePartition(LendablePartition):
         self._end = max(self._end, visible)
         if chunk.buffers:
             self.links.commit(chunk.buffers[-1], visible, not self._inline)
+        if self._plan is segment and self._plan_end < chunk.end:
+            # It failed for something else while this was under way, and went back to before it: it goes on behind it.
+            self._plan_end = chunk.end
+            self.links.fall_back()
         if chunk.began:
             shared.durable.observe((shared.scheduler.monotonic() - chunk.began) / 1e6, len(chunk.waiters))
         stats = shared.stats

@@ -21,6 +21,8 @@ from quintet.model.scheduler import call_each
 
 READ_NOW_BYTES: Final = 4 * limits.MIB
 
+Unwritten = tuple[int, list[RecordBatch]]  # where in the segment, and the batches; there is at least one
+
 
 class ReadablePartition:
     """See log.base.Partition for what each public method promises."""
@@ -68,28 +70,40 @@ class ReadablePartition:
         if offset >= self.visible:
             self._shared.scheduler.soon(partial(done, [], None))
             return
-        if not self.flush_late():
-            self._shared.scheduler.soon(partial(done, [], self.failure))
+        unwritten = None if self.flush_late() else self.unwritten()
+        if unwritten is not None and offset >= unwritten[1][0].base_offset:
+            self._shared.scheduler.soon(partial(done, _from(offset, max_bytes, unwritten[1]), None))
             return
         self._shared.stats["fetches"] += 1
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         shared = self._shared
         if max_bytes <= reader.SINGLE_BYTES_MAX:
             segment = self.segments[first]
-            batch = reader.read_one(shared.disk, shared.read_buffers, reader.View(segment), offset)
+            batch = reader.read_one(shared.disk, shared.read_buffers, self._view(segment, unwritten), offset)
             if batch is not None:
                 shared.read_buffers.recent.keep(_place_of(segment), batch)
                 shared.scheduler.soon(partial(done, [batch], None))
                 return
         if max_bytes <= reader.WARM_BYTES_MAX:
-            view = reader.View(self.segments[first])
+            view = self._view(self.segments[first], unwritten)
             batches = reader.read_warm(shared.disk, shared.read_buffers, view, offset, max_bytes)
             if batches:
                 shared.scheduler.soon(partial(done, batches, None))
                 return
-        views = [reader.View(segment) for segment in self.segments[first:]]
+        views = [self._view(segment, unwritten) for segment in self.segments[first:]]
         work = partial(reader.read, shared.disk, shared.read_buffers, views, offset, max_bytes)
         shared.scheduler.offload(work, partial(self._fetched, done))
+
+    def _view(self, segment: Segment, unwritten: Unwritten | None) -> reader.View:
+        """As it is in the file: without what that has not taken."""
+        view = reader.View(segment)
+        if unwritten is not None and segment is self.segments[-1]:
+            view.end, view.next_offset = unwritten[0], unwritten[1][0].base_offset
+        return view
+
+    def unwritten(self) -> Unwritten | None:
+        """What is visible and durable in the journal, and the last file did not take: readers get it from here, also on a full disk."""
+        return None
 
     def catch_up(self) -> None:
         """Have the segments say what is visible."""
@@ -180,6 +194,16 @@ class ReadablePartition:
         if result.damages:
             self._shared.quarantine(result.damages)
         done(result.batches, None)
+
+
+def _from(offset: int, max_bytes: int, batches: list[RecordBatch]) -> list[RecordBatch]:
+    """Those from this offset on, about so many bytes, at least one."""
+    found: list[RecordBatch] = []
+    for batch in batches:
+        if batch.next_offset > offset and (max_bytes > 0 or not found):
+            found.append(batch)
+            max_bytes -= batch.length
+    return found
 
 
 def _place_of(segment: Segment) -> Place:

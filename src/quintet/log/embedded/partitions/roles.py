@@ -3,7 +3,8 @@
 These modules stand below partition.py and never import it.
 """
 
-from typing import Protocol
+from collections.abc import Generator
+from typing import NamedTuple, Protocol
 
 from quintet.log.base import Appended
 from quintet.log.embedded.files.segment import HEADER_BYTES, Segment
@@ -48,10 +49,26 @@ class Chunk:
         return self.size + (0 if self.segment.created else HEADER_BYTES)
 
 
-class SegmentSync(Protocol):
-    """What syncs a segment in a disk thread (writer.Writer)."""
+class Outcome(NamedTuple):
+    """How many chunks are as durable as the topic promises, and why the next one is not."""
 
-    def sync(self, segment: Segment) -> StorageError | None: ...
+    written: int
+    error: StorageError | None
+
+
+# How a partition's chunks are written: yields a segment that must be durable, with its name, before it goes on. Whoever runs it throws in
+# why that is not so.
+Steps = Generator[Segment, None, Outcome]
+
+
+class SegmentSync(Protocol):
+    """What writes and syncs segments in a disk thread (writer.Writer)."""
+
+    def sync_segment(self, segment: Segment) -> None: ...
+
+    def sync_whole(self, files: list[Segment]) -> bool: ...
+
+    def sync_failed(self, segment: Segment, error: Exception) -> StorageError: ...
 
 
 class Committable(Protocol):

@@ -3,11 +3,15 @@
 It owns no state of the log: it is told what to write and where, and says how far it got. One writer job runs at a time
 per partition; extending ahead is the only thing that may run beside it, and never below where the other writes. A
 failed fsync is never tried again: after it the kernel calls lost pages clean.
+
+What it writes it writes in steps: a generator that stops wherever a segment must be durable before it goes on. One partition's
+steps are run with a sync at each stop; those of many go in step with each other, and share their syncs (together.py).
 """
 
 import contextlib
 import os
-from typing import Final, NamedTuple
+from collections.abc import Generator
+from typing import Final
 
 from quintet.log.embedded.files.disk import CURABLE, REMEDIES, DurableWrite, NotOpened, SyncFailed
 from quintet.log.embedded.files.packs import FOLDER, PACKED_BYTES, PackDisk
@@ -19,7 +23,7 @@ from quintet.log.embedded.files.segment import (
     pack_header,
     write_index,
 )
-from quintet.log.embedded.partitions.roles import Chunk
+from quintet.log.embedded.partitions.roles import Chunk, Outcome, Steps
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -31,6 +35,10 @@ ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
 # Of zeros ahead before they are synced. 16 MiB at once made a sync of the writer wait for 10 ms, p99.9 (bench/README.md).
 ZERO_PIECE_BYTES: Final = limits.MIB
 
+# How much may wait to be written on the whole machine, for each file that is to be synced, if the whole disk is synced instead: a sync
+# takes as long as to write this. Behind 2 GB of a neighbour it took 1 s (bench/README.md).
+UNWRITTEN_FILE_BYTES_MAX: Final = 256 * limits.KIB
+
 
 def chunk_bytes(allocated: int, written: int) -> int:
     """How far to prepare a segment ahead of a writer whose last write had so many bytes; with less than half of it left, more is prepared.
@@ -41,13 +49,6 @@ def chunk_bytes(allocated: int, written: int) -> int:
     while chunk * 16 <= allocated and chunk < limits.PREALLOCATE_MAX_BYTES:
         chunk *= 2
     return chunk
-
-
-class Outcome(NamedTuple):
-    """How many chunks are as durable as the topic promises, and why the next one is not."""
-
-    written: int
-    error: StorageError | None
 
 
 class Writer:
@@ -66,28 +67,51 @@ class Writer:
         self, chunks: list[Chunk], last: Segment | None, header: Header | None, sync: bool, prealloc_limit: int
     ) -> Outcome:
         """Write chunks in order, each whole and (with sync) durable before the next one starts."""
+        return self.run(self.steps(chunks, last, header, sync, prealloc_limit))
+
+    def run(self, steps: Steps) -> Outcome:
+        """Take the steps one after the other, with a sync wherever they want one."""
+        try:
+            segment = next(steps)
+            while True:
+                try:
+                    self.sync_segment(segment)
+                except (OSError, SyncFailed) as error:
+                    segment = steps.throw(error)
+                else:
+                    segment = next(steps)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+    def steps(
+        self, chunks: list[Chunk], last: Segment | None, header: Header | None, sync: bool, prealloc_limit: int
+    ) -> Steps:
+        """The steps of `write`."""
         before: Chunk | None = None  # written in this very job, not yet known to the loop
+        known = last
         for number, chunk in enumerate(chunks):
             segment = chunk.segment
             try:
                 if not segment.created:
                     assert header is not None
                     if last is not None and last is not segment:
-                        self._seal(last, before)
+                        yield from self._seal(last, before)
                     made = header._replace(seed=segment.seed, base=segment.base, chain=segment.chain)
                     if segment.packed:
                         chunk.header = pack_header(made)
                     else:
-                        self._create(segment, made, sync and bool(chunk.buffers))  # for nothing, nothing is prepared
+                        prepares = sync and bool(chunk.buffers)  # for nothing, nothing is prepared
+                        yield from self._create(segment, made, prepares)
                 last, before = segment, chunk
                 if chunk.buffers:
                     self._write_chunk(chunk)
                 if chunk.end > segment.allocated:
                     self._grow(segment, chunk, prealloc_limit)
                 if sync:
-                    self._sync_segment(segment)
+                    yield segment
             except (OSError, SyncFailed) as error:
-                return Outcome(number, self.recoil(chunk, error))
+                return Outcome(number, self.recoil(chunk, error, made=segment is not known))
         return Outcome(len(chunks), None)
 
     def durable_write(self, chunk: Chunk, last: Segment | None) -> DurableWrite | None:
@@ -131,8 +155,8 @@ class Writer:
             segment.created, segment.allocated = True, PACKED_BYTES
 
     @property
-    def _packs(self) -> str:
-        return f"{self._directory.rsplit('/', 3)[0]}/{FOLDER}"
+    def _root(self) -> str:
+        return self._directory.rsplit("/", 3)[0]
 
     def _sync(self, handle: int) -> None:
         try:
@@ -162,7 +186,7 @@ class Writer:
                     raise
                 self._disk.truncate(segment.handle, end)
 
-    def _create(self, segment: Segment, header: Header, sync: bool) -> None:
+    def _create(self, segment: Segment, header: Header, sync: bool) -> Generator[Segment, None, None]:
         """Make the file. Without sync nothing of it is durable before somebody syncs the segment."""
         disk, directories = self._disk, self._directories
         topic = os.path.dirname(self._directory)
@@ -176,16 +200,16 @@ class Writer:
         if sync:
             disk.zero(segment.handle, HEADER_BYTES, limits.PREALLOCATE_FIRST_BYTES - HEADER_BYTES)
             segment.allocated = limits.PREALLOCATE_FIRST_BYTES
-            self._sync_segment(segment)
+            yield segment
         segment.created = True
 
-    def _sync_segment(self, segment: Segment) -> None:
-        """What was written to the segment is durable, and so is its name."""
+    def sync_segment(self, segment: Segment) -> None:
+        """Make durable what was written to the segment, and its name. Raises OSError (NotOpened) and SyncFailed."""
         self._sync(segment.handle)
         if not segment.named:
             try:
                 if segment.packed:
-                    self._directories.sync_one(self._packs)
+                    self._directories.sync_one(f"{self._root}/{FOLDER}")
                 else:
                     self._directories.sync(self._directory)
             except NotOpened:
@@ -194,7 +218,13 @@ class Writer:
                 raise SyncFailed(str(error)) from error
             segment.named = True
 
-    def _seal(self, segment: Segment, written: Chunk | None) -> None:
+    def sync_whole(self, files: list[Segment]) -> bool:
+        """Make these files durable, and all that anybody else wrote to their disk, and all names. False: each must be synced by itself."""
+        if self._disk.unwritten_bytes() > len(files) * UNWRITTEN_FILE_BYTES_MAX:
+            return False
+        return self._directories.sync_all(self._root, [segment.handle for segment in files])
+
+    def _seal(self, segment: Segment, written: Chunk | None) -> Generator[Segment, None, None]:
         """Nothing more comes into this file: sync it, cut it to its end, write its index."""
         disk = self._disk
         end, next_offset = segment.end, segment.next_offset
@@ -211,7 +241,7 @@ class Writer:
                 index.add_all(written.position, written.buffers)
         disk.truncate(segment.handle, end)
         segment.allocated = end
-        self._sync_segment(segment)
+        yield segment
         if not segment.packed and (index is None or index.first > HEADER_BYTES):
             index = build_index(disk, segment.handle, segment, end)
         if index is not None:
@@ -223,12 +253,12 @@ class Writer:
         """A durable write of this chunk failed."""
         return Outcome(0, self.recoil(chunk, error))
 
-    def recoil(self, chunk: Chunk, error: BaseException) -> StorageError:
-        """Put the file back to its last good end before anything else may be written, and say what this means."""
+    def recoil(self, chunk: Chunk, error: BaseException, made: bool = False) -> StorageError:
+        """Put the file back to its last good end before anything else may be written, and say what this means. made: in this very job."""
         segment = chunk.segment
         if isinstance(error, OSError) and error.errno in CURABLE:
             try:
-                self._undo(segment, chunk.position)
+                self._undo(segment, chunk.position, made)
             except (OSError, SyncFailed) as second:
                 error = second
             else:
@@ -253,16 +283,16 @@ class Writer:
             hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
         )
 
-    def _undo(self, segment: Segment, good_end: int) -> None:
-        """Back to the last good end. A segment that holds nothing yet goes altogether: the partition does not know it, and
-        left behind it would count as the last one after a restart."""
+    def _undo(self, segment: Segment, good_end: int, made: bool) -> None:
+        """Back to the last good end. A segment that was made for this goes altogether: the partition does not know it, and
+        left behind it would count as the last one after a restart. One that it knows stays, empty as it may be: it keeps the next offset."""
         disk = self._disk
         if segment.packed and good_end <= HEADER_BYTES:
             if segment.handle >= 0:
                 disk.truncate(segment.handle, 0)
                 self._sync(segment.handle)
                 segment.handle, segment.created = -1, False
-        elif segment.created and good_end > HEADER_BYTES:
+        elif segment.created and (good_end > HEADER_BYTES or not made):
             if segment.handle >= 0:
                 disk.truncate(segment.handle, good_end)
                 segment.allocated = PACKED_BYTES if segment.packed else good_end
@@ -335,10 +365,15 @@ class Writer:
 
     def sync(self, segment: Segment) -> StorageError | None:
         try:
-            self._sync_segment(segment)
+            self.sync_segment(segment)
         except (NotOpened, SyncFailed) as error:
-            return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
+            return self.sync_failed(segment, error)
         return None
+
+    @staticmethod
+    def sync_failed(segment: Segment, error: Exception) -> StorageError:
+        """What a sync that nobody waited for means."""
+        return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
 
     @staticmethod
     def is_finished(segment: Segment, dirty: bool) -> bool:
@@ -355,7 +390,7 @@ class Writer:
                     self._open(segment)
                 self._disk.truncate(segment.handle, segment.end)
                 segment.allocated = segment.end
-                self._sync_segment(segment)
+                self.sync_segment(segment)
         except (OSError, SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: the last sync failed ({error})")
         finally:
