@@ -26,7 +26,19 @@ START_S = 60.0  # a broker that is neither ready nor gone after this is a hang
 STOP_S = 60.0
 COMMAND_S = 60.0
 
-CALLS = ("write", "pwrite64", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "open", "unlink", "mkdir")
+CALLS = (
+    "write",
+    "pwrite64",
+    "pwritev",
+    "fdatasync",
+    "fsync",
+    "ftruncate",
+    "rename",
+    "open",
+    "unlink",
+    "mkdir",
+    "syncfs",
+)
 KILL_BEFORE, KILL_AFTER, KILL_TORN, SKIP, SHORT_ENOSPC = -1, -2, -3, -4, -5
 
 SETTINGS = {

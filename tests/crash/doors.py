@@ -42,6 +42,7 @@ from tests.crash.doors_load import (
 )
 from tests.crash.felix_load import FelixClients, FelixDoor
 from tests.crash.load import History, Load
+from tests.progress import Progress
 
 KILLS_PER_DIRECTORY = 8
 LOAD_S = (0.1, 0.6)
@@ -85,9 +86,11 @@ class Campaign(Judge):
         self.last: Path | None = None  # a directory that held, stopped cleanly
 
     def run(self, kills: int) -> None:
+        progress = Progress("kills of the doors", kills)
         try:
             while self.kills < kills and not self.counts.bad:
                 self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+                progress.at(self.kills, self.counts.bad)
         except NotStarted as refused:
             if not self._sabotage or not self.kills:
                 raise

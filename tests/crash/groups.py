@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.crash import load
 from tests.crash.brokers import Broker, Launcher
+from tests.progress import Progress
 from tests.wire.flymq import COMMIT, Client, Closed, Refused, text
 
 TOPIC, GROUP = "shared", "readers"
@@ -140,7 +141,9 @@ class Campaign:
         broker = self._start()
         wire = Client(broker.flymq).login()
         wire.create(TOPIC, PARTITIONS)
+        progress = Progress("rebalances", rebalances)
         while len(self.book.generations) < rebalances and not self._broken():
+            progress.at(len(self.book.generations))
             self._members = [member for member in self._members if member.is_alive()]
             for partition in range(PARTITIONS):
                 wire.produce(TOPIC, b"%d" % self._produced[partition], partition)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.crash import load, reader
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Launcher
 from tests.crash.load import History, Load, Verdict
+from tests.progress import Progress
 
 KILLS_PER_DIRECTORY = 8
 LOAD_S = (0.01, 0.15)  # until a kill by time
@@ -28,7 +29,7 @@ RECOVERY_S = 0.07
 STRACE_SHARE = 0.05
 CONTROL_ACKS = 500  # promises the sabotaged broker must have made before it is killed
 # How late a call is failed: about as often as it happens in CALL_WAIT_S.
-CALLS = {"pwritev": 60, "fdatasync": 40, "fsync": 6, "ftruncate": 4, "rename": 4, "open": 8}
+CALLS = {"pwritev": 60, "fdatasync": 40, "fsync": 6, "ftruncate": 4, "rename": 4, "open": 8, "syncfs": 4}
 STRACED = {"pwritev2": 20, "fdatasync": 20, "rename": 6, "ftruncate": 6, "fsync": 6}
 
 
@@ -47,8 +48,10 @@ class Campaign:
         self._directories = 0
 
     def run(self, kills: int) -> None:
+        progress = Progress("kills", kills)
         while self.kills < kills and not self.verdict.bad:
             self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+            progress.at(self.kills, self.verdict.bad)
 
     def _directory(self, kills: int) -> None:
         self._directories += 1
@@ -84,7 +87,7 @@ class Campaign:
         running = Load(history, broker.address)
         if by_call:
             assert plan is not None
-            call = self.chance.choice(list(CALLS))
+            call = self.chance.choice([call for call in CALLS if self._launcher.journal or call != "syncfs"])
             action = self.chance.choice((KILL_BEFORE, KILL_AFTER, KILL_TORN if call == "pwritev" else KILL_AFTER))
             plan.arm(data, (call,), action, self.chance.randint(1, CALLS[call]))
             self.call_kills += broker.wait(CALL_WAIT_S)

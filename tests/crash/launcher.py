@@ -31,6 +31,7 @@ from quintet.cli.folder import audit, chain
 from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.partitions import commit
 from quintet.model.batch import RecordBatch
 from quintet.model.tasks import Promise
 from quintet.protocols.felix.mapping import EventStream, GroupStream
@@ -87,6 +88,7 @@ def no_fsync() -> None:
     OsDisk.native = False
     OsDisk.fdatasync = lambda self, handle: None  # type: ignore[method-assign]
     OsDisk.fsync_dir = lambda self, path: None  # type: ignore[method-assign]
+    OsDisk.sync_all = lambda self, path, handles=(): True  # type: ignore[method-assign]
 
 
 def deaf() -> None:
@@ -213,10 +215,12 @@ def commit_nothing() -> None:
 
 
 def force_journal() -> None:
-    """Everything small goes by way of the journal, in files that are full, and used again, every few seconds."""
+    """Everything small goes by way of the journal, in files that are full, and used again, every few seconds; and whoever begins a segment
+    has the whole disk synced (together.py)."""
     defaults = EmbeddedLog.__init__.__kwdefaults__
     assert defaults is not None, "they are keywords with defaults"
     defaults.update(journal_threshold=1, journal_bytes=JOURNAL_BYTES)
+    vars(commit)["FILES_MIN"] = 1
 
 
 SABOTAGES = {

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.crash import load, reader
 from tests.crash.brokers import Launcher
 from tests.crash.load import History, Load, Verdict
+from tests.progress import Progress
 
 CUTS_PER_DIRECTORY: Final = 8
 LOAD_S: Final = (0.02, 0.12)
@@ -117,8 +118,10 @@ class Campaign:
         self._directories = 0
 
     def run(self, cuts: int) -> None:
+        progress = Progress("cuts", cuts)
         while self.cuts < cuts and (self._sabotage or not self.verdict.bad):
             self._directory(min(CUTS_PER_DIRECTORY, cuts - self.cuts))
+            progress.at(self.cuts, self.verdict.bad)
 
     def _directory(self, cuts: int) -> None:
         self._directories += 1

@@ -23,7 +23,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { C_WRITE, C_PWRITE, C_PWRITEV, C_FDATASYNC, C_FSYNC, C_FTRUNCATE, C_RENAME, C_OPEN, C_UNLINK, C_MKDIR };
+enum { C_WRITE, C_PWRITE, C_PWRITEV, C_FDATASYNC, C_FSYNC, C_FTRUNCATE, C_RENAME, C_OPEN, C_UNLINK, C_MKDIR, C_SYNCFS };
 enum { KILL_BEFORE = -1, KILL_AFTER = -2, KILL_TORN = -3, SKIP = -4, SHORT_ENOSPC = -5 };
 
 struct plan {
@@ -86,6 +86,7 @@ static void finish(int action) {
 
 int fdatasync(int fd) { REAL(int, fdatasync, int); SIMPLE(C_FDATASYNC, below_fd(fd), real(fd)) }
 int fsync(int fd) { REAL(int, fsync, int); SIMPLE(C_FSYNC, below_fd(fd), real(fd)) }
+int syncfs(int fd) { REAL(int, syncfs, int); SIMPLE(C_SYNCFS, below_fd(fd), real(fd)) }
 int ftruncate(int fd, off_t n) { REAL(int, ftruncate, int, off_t); SIMPLE(C_FTRUNCATE, below_fd(fd), real(fd, n)) }
 int ftruncate64(int fd, off_t n) { return ftruncate(fd, n); }
 int rename(const char *a, const char *b) { REAL(int, rename, const char *, const char *); SIMPLE(C_RENAME, below_path(b), real(a, b)) }

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.crash import load, reader
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Launcher
+from tests.progress import Progress
 from tests.wire import flymq
 
 TOPICS = 24
@@ -31,7 +32,7 @@ KILLS_PER_DIRECTORY = 6
 LOAD_S = (0.1, 0.6)
 CALL_WAIT_S = 1.0
 CONTROL_ACKS = 1_000  # promises the sabotaged broker must have made before it is killed
-CALLS = {"pwritev": 400, "fdatasync": 60}  # how late a call is failed
+CALLS = {"pwritev": 400, "fdatasync": 60, "syncfs": 4}  # how late a call is failed
 NAMES = [f"spread.{number:02d}" for number in range(TOPICS)]
 DURABILITIES = ("fsync", "os")
 KEY = "QUINTET_TOPICS__DURABILITY"
@@ -114,8 +115,10 @@ class Campaign:
         self._folder = folder
 
     def run(self, kills: int) -> None:
+        progress = Progress("kills amid many topics", kills)
         while self.kills < kills and not self.wrong:
             self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+            progress.at(self.kills, dict(self.wrong))
 
     def _directory(self, kills: int) -> None:
         data = self._folder / f"spread-{self.kills}"

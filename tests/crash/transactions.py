@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.crash import load
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Launcher
+from tests.progress import Progress
 from tests.wire.flymq import Client, Closed, Refused
 
 KILLS_PER_DIRECTORY = 10
@@ -323,8 +324,10 @@ class Campaign(Judge):
         self._directories = 0
 
     def run(self, kills: int) -> None:
+        progress = Progress("kills amid transactions", kills)
         while self.kills < kills and not self.counts.bad:
             self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+            progress.at(self.kills, self.counts.bad)
 
     def _directory(self, kills: int) -> None:
         self._directories += 1

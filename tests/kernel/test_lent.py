@@ -21,6 +21,7 @@ from quintet.log.embedded.recovery import journal
 from quintet.model.batch import RecordBatch
 from tests.kernel import fly_frames, generate
 from tests.kernel.frames import native_twin, publish
+from tests.progress import Progress
 from tests.wire import blipmq, fast, flymq
 from tests.wire.records import Record, pack
 
@@ -563,9 +564,11 @@ def test_bounds_of_loans_are_the_same_in_rust_and_in_the_log() -> None:
 def campaign(count: int, first: int = 1_000_000) -> None:
     """`python -m tests.kernel.test_lent 1000000`: as many histories as asked, with seeds that the test does not have."""
     native = native_twin()
+    progress = Progress("histories", count)
     for seed in range(first, first + count):
         if list(history(native, seed)) != list(history(pure, seed)):
             sys.exit(f"FAILED: seed {seed}")
+        progress.at(seed - first + 1)
     sys.stdout.write(f"seeds {first} to {first + count - 1}: {count:,} histories of {STEPS} steps, 0 differences\n")
 
 

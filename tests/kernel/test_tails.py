@@ -19,6 +19,7 @@ from quintet.model import clocks
 from quintet.model.batch import RecordBatch
 from tests.kernel import fly_frames, generate
 from tests.kernel.frames import native_twin, publish
+from tests.progress import Progress
 from tests.wire import flymq
 from tests.wire.blipmq import ping, pong, records, text
 from tests.wire.fast import subscribe
@@ -409,12 +410,12 @@ def test_another_bound_in_rust_is_found() -> None:
 def campaign(count: int, first: int = 1_000_000) -> None:
     """`python -m tests.kernel.test_tails 1000000`: as many histories as asked, with seeds that the test does not have."""
     native = native_twin()
+    progress = Progress("histories", count)
     for seed in range(first, first + count):
         for number, (ours, theirs) in enumerate(zip(history(native, seed), history(pure, seed), strict=True)):
             if ours != theirs:
                 sys.exit(f"FAILED: seed {seed}, step {number}: native {ours}, pure {theirs}")
-        if (seed - first) % 10_000 == 9_999:
-            sys.stderr.write(f"{seed - first + 1:,} of {count:,} histories of {STEPS} steps alike\n")
+        progress.at(seed - first + 1)
     sys.stdout.write(f"seeds {first} to {first + count - 1}: {count:,} histories of {STEPS} steps, 0 differences\n")
 
 
