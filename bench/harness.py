@@ -168,7 +168,18 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        if self.skipped:
+            self._keep_logs()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _keep_logs(self) -> None:
+        """What was left out says to look at a server's log: the data go, the logs do not."""
+        kept = self.directory.with_name(f"{self.directory.name}-logs")
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir()
+        for log in sorted(self.directory.glob("*/server.log")):
+            shutil.copy(log, kept / f"{log.parent.name}.log")
+        self.console.print(f"the servers' logs: {kept}", highlight=False)
 
     def skip(self, what: str, why: str) -> None:
         """Leave something out, loudly."""
