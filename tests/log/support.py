@@ -15,6 +15,7 @@ from quintet.model.batch import RecordBatch
 from quintet.testing.sim import SimDisk, SimScheduler
 
 DATA = Path("/data")
+FOR_GOOD = 1 << 40  # times that a call fails: until the disk is healed
 TOPIC = 16
 PARTITION = f"/data/topics/{TOPIC:08d}/0"
 Rows = list[tuple[int, bytes | None, bytes | None]]

@@ -18,7 +18,7 @@ from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 from quintet.testing.sim import SimDisk
-from tests.log.support import TOPIC, Harness
+from tests.log.support import FOR_GOOD, TOPIC, Harness
 from tests.log.test_chain import verify
 from tests.log.test_crash import SMALL_JOURNAL, Story, check, workload
 
@@ -229,17 +229,20 @@ class Refusals:
         self.specs = [TopicSpec(TOPIC + number, f"t{number}", segment_bytes=1 << 16) for number in range(3)]
         self.partitions = [self.harness.open(spec) for spec in self.specs]
         self.told: dict[tuple[int, int], bytes] = {}
+        self.unanswered = 0
 
     def append(self, number: int) -> None:
         value = self.rng.randbytes(self.rng.choice((10, 300, 3_000)))
 
         def done(base: int, error: Exception | None) -> None:
+            self.unanswered -= 1
             if error is None:
                 assert (number, base) not in self.told, "an offset was used twice"
                 self.told[number, base] = value
 
         with contextlib.suppress(StorageError):
             self.partitions[number].append(kernel.build([value], origin=b"test:1"), done)
+            self.unanswered += 1
 
     def turn(self) -> None:
         rng, scheduler, disk = self.rng, self.harness.scheduler, self.harness.sim
@@ -263,6 +266,7 @@ class Refusals:
     def come_to_rest(self) -> None:
         self.harness.scheduler.held = False
         self.harness.scheduler.run_until_idle()
+        assert not self.unanswered, "somebody waits in vain"
         self.harness.tick(2_000_000)
         assert not any(partition.failure for partition in self.partitions)
 
@@ -299,3 +303,30 @@ def test_refusals_amid_overlapping_work_cost_nothing_that_was_told(late: int) ->
         assert verify(story.harness.sim).broken is None, seed
         refused += story.harness.kinds().count("storage_full")
     assert refused > 40
+
+
+@pytest.mark.parametrize("late", [0, 2_000, 1 << 20])
+@pytest.mark.parametrize("operation", ["pwritev", "fdatasync"])
+def test_a_disk_that_fails_for_good_amid_overlapping_work_leaves_nobody_waiting(operation: str, late: int) -> None:
+    failed = 0
+    for seed in range(1_000 if LONG else 40):
+        story = Refusals(seed, late)
+        for _ in range(story.rng.randrange(2, 40)):
+            story.turn()
+        scheduler, disk = story.harness.scheduler, story.harness.sim
+        for number in range(12):  # at most one append each: nobody sends more before the answer
+            story.append(number % 3)
+            if number % 4 == 3:
+                scheduler.turn()
+        disk.fail(operation, story.rng.randint(1, 6), errno.EIO, FOR_GOOD)
+        while scheduler.jobs:
+            scheduler.finish(story.rng.randrange(len(scheduler.jobs)))
+            scheduler.run_until_idle()
+        scheduler.held = False
+        scheduler.run_until_idle()
+        assert not story.unanswered, seed
+        failed += any(partition.failure for partition in story.partitions)
+        disk.heal()
+        story.restart(power=False)
+        assert story.lost() == {}, seed
+    assert failed > 20

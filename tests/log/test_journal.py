@@ -22,7 +22,7 @@ from quintet.log.embedded.recovery import journal
 from quintet.model.errors import DataDirError, PartitionFailed, StorageFull
 from quintet.testing.sim import SimDisk, SimScheduler
 from tests.log.checker import records
-from tests.log.support import PARTITION, TOPIC, Harness, Rows
+from tests.log.support import FOR_GOOD, PARTITION, TOPIC, Harness, Rows
 
 SEGMENT = f"{PARTITION}/{0:020d}.seg"
 JOURNAL = "/data/journal.a"
@@ -293,6 +293,26 @@ def test_a_segment_that_refuses_its_chunk_refuses_for_itself_alone(code: int, ki
         many.restart()
         for rows, acked in zip(many.readable(), many.sent, strict=True):
             assert rows[: len(acked)] == acked
+
+
+def test_what_gathered_behind_a_record_is_told_if_all_of_that_is_refused() -> None:
+    """A disk that fails for good: nothing is under way then whose end looks at what waits, and nobody may publish any more."""
+    many = Many()
+    for _ in range(3):
+        assert many.round() == [None] * PARTITIONS
+    scheduler, half = many.harness.scheduler, PARTITIONS // 2
+    scheduler.held = True
+    for partition in many.partitions[:half]:
+        many.harness.append(partition, [b"in the record"])
+    scheduler.run_until_idle()
+    for partition in many.partitions[half:]:
+        many.harness.append(partition, [b"behind it"])
+    scheduler.run_until_idle()
+    assert len(scheduler.jobs) == 1 and not many.harness.acks
+    many.sim.fail("pwritev", 1, errno.EIO, FOR_GOOD)
+    scheduler.held = False
+    scheduler.run_until_idle()
+    assert [type(error) for _, error in many.harness.acks] == [PartitionFailed] * PARTITIONS
 
 
 def test_what_is_staged_early_during_a_record_is_written_after_it() -> None:

@@ -288,6 +288,8 @@ class Committer:
             taken.append((partition, chunk))
         if taken or sealed is not None:
             self._put_record(file, taken, sealed, (places, buffers, before), size, waiters)
+        else:
+            self.turn_soon()  # nothing is under way whose end looks at what gathered meanwhile
         if refused:
             call_each(self._scheduler, refused)
 
