@@ -129,6 +129,10 @@ pub enum Taken {
 }
 
 impl DirectReader {
+    pub fn tails<'py>(&self, py: Python<'py>) -> &Bound<'py, Tails> {
+        self.tails.bind(py)
+    }
+
     pub fn is_good(&self, now: i64) -> bool {
         self.seen.load(Relaxed) <= now && now < self.until
     }

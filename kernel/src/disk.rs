@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 const VECTORS_MAX: usize = 1024; // buffers per pwritev: IOV_MAX of Linux
 
 /// Buffers that go one behind the other to one place of a file.
-struct Place {
+pub struct Place {
     handle: i32,
     buffers: Vec<Held>,
     position: i64,
@@ -30,13 +30,17 @@ struct Job {
 }
 
 impl Place {
-    fn new(handle: i32, buffers: &[Bound<'_, PyAny>], position: i64) -> PyResult<Place> {
+    pub fn new(handle: i32, buffers: &[Bound<'_, PyAny>], position: i64) -> PyResult<Place> {
         Ok(Place { handle, buffers: buffers.iter().map(Held::new).collect::<PyResult<_>>()?, position })
     }
 
-    fn write(&self) -> Result<(), i32> {
+    pub fn write(&self) -> Result<(), i32> {
         let parts: Vec<&[u8]> = self.buffers.iter().map(Held::bytes).collect();
         write(self.handle, &parts, self.position)
+    }
+
+    pub fn sync(&self) -> Result<(), i32> {
+        sync(self.handle)
     }
 }
 
@@ -47,7 +51,7 @@ impl Job {
             place.write()?;
             self.step += 1;
         }
-        self.places.last().map_or(Ok(()), |last| sync(last.handle))
+        self.places.last().map_or(Ok(()), Place::sync)
     }
 }
 

@@ -29,7 +29,7 @@ const INLINE_FEW: usize = 4; // fewer partitions than these write their segments
 
 // How what is committed became what it promises; 0 is written.
 const RECORDED: u8 = 1;
-const SYNCED: u8 = 2;
+pub const SYNCED: u8 = 2;
 
 /// What Python says when it lends: topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
 pub type Terms = (u32, u32, u64, u32, i64, u64, u64, u64, i64);
@@ -122,9 +122,21 @@ impl Lents {
     }
 
     pub fn dirty(&self, inline: bool) -> Vec<usize> {
-        let loan = |slot: &usize| self.slots[*slot].loan.as_ref();
-        let pends = |slot: &usize| loan(slot).is_some_and(|loan| loan.inline == inline && !loan.pending.is_empty());
-        self.dirty[way(inline)].iter().copied().filter(pends).collect()
+        self.pending(inline).collect()
+    }
+
+    /// The one slot that has something pending on this way, and not more than so many bytes.
+    pub fn only_dirty(&self, inline: bool, bytes_max: usize) -> Option<usize> {
+        let mut dirty = self.pending(inline);
+        let slot = dirty.next().filter(|_| dirty.next().is_none())?;
+        self.slots[slot].loan.as_ref().filter(|loan| loan.owed <= bytes_max).map(|_| slot)
+    }
+
+    fn pending(&self, inline: bool) -> impl Iterator<Item = usize> {
+        let pends = move |slot: &usize| {
+            self.slots[*slot].loan.as_ref().is_some_and(|loan| loan.inline == inline && !loan.pending.is_empty())
+        };
+        self.dirty[way(inline)].iter().copied().filter(pends)
     }
 
     /// Slots of what was sealed last on this way, in its order, recalled or not.

@@ -2,11 +2,13 @@
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
 //! `ws_py.rs` for WebSocket, `peer_py.rs` for peerbus, `records_py.rs` for record sets, `tails.rs` and `lent.rs` for the newest part of partitions in memory and in files, `quic_py.rs` for QUIC, which has a socket and a thread,
-//! `disk.rs` for threads that write files, `sockets.rs` and `direct.rs` for TCP sockets):
+//! `disk.rs` and `alone.rs` for writing files, `sockets.rs` and `direct.rs` for TCP sockets):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
-//! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs`, `records.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
-//! columns are made or taken; no I/O and no clock outside of QUIC, `sockets.rs` and `disk.rs`; state only in these, `tails.rs` and `lent.rs`.
+//! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs`, `records.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written, while Arrow
+//! columns are made or taken, and while `alone.rs` waits for the disk; no I/O and no clock outside of QUIC, `sockets.rs`, `disk.rs` and `alone.rs`; state only in these, `tails.rs` and `lent.rs`.
 
+#[cfg(target_os = "linux")]
+mod alone;
 mod arrow;
 mod arrow_py;
 mod batch;

@@ -10,8 +10,10 @@
 //! again (`allow`): if it still owes answers then, those of what is read here wait behind them (`Answer::Owed`). What Python sends
 //! and what is sent here goes through one queue a connection.
 //!
-//! Nothing is decided here: no rights, no limits, no protocol. All calls are made by the thread of the loop, and no call waits.
+//! Nothing is decided here: no rights, no limits, no protocol. All calls are made by the thread of the loop. None of them waits but
+//! `next`, for the disk, if Python lets it write what a read that is alone appended (`alone.rs`): then its answer leaves at once.
 
+use crate::alone::{self, NOTHING, Outcome, Unwritten, Wrote};
 use crate::direct::{DirectReader, Taken, Unanswered, Waits};
 use crate::{Held, refuse};
 use pyo3::prelude::*;
@@ -176,6 +178,8 @@ struct Pass {
     ticket: u64,
     ways: u8,
     places: Vec<Place>,
+    wrote: Option<Wrote>, // by a read that was alone
+    unwritten: Option<Unwritten>,
 }
 
 /// See above. One for all listeners of a loop.
@@ -254,6 +258,34 @@ impl Sockets {
         Some((reader, size))
     }
 
+    /// What a read that is alone appended to files may be written at once: then nothing waits, and its answers are behind the others.
+    fn write_alone<'py>(
+        slf: &Bound<'py, Self>,
+        reader: &DirectReader,
+        answers: Py<PyBytes>,
+        held: Waits,
+        (may, bytes_max): (i64, usize),
+    ) -> PyResult<(Py<PyBytes>, Option<Waits>)> {
+        let py = slf.py();
+        let outcome = alone::write(reader.tails(py), held.ways, may, bytes_max)?;
+        let pass = &mut slf.try_borrow_mut()?.pass;
+        match outcome {
+            Outcome::Untried => Ok((answers, Some(held))),
+            Outcome::Unwritten(why) => {
+                pass.unwritten = Some(why);
+                Ok((answers, Some(held)))
+            }
+            Outcome::Written(wrote) => {
+                pass.wrote = Some(wrote);
+                pass.in_memory |= !reader.tails(py).try_borrow()?.dirty.is_empty();
+                let Some(unanswered) = held.unanswered else { return Ok((answers, None)) };
+                let mut all = answers.as_bytes(py).to_vec();
+                all.extend_from_slice(&unanswered.answers(py));
+                Ok((PyBytes::new(py, &all).unbind(), None))
+            }
+        }
+    }
+
     /// All of a read was appended: its answers leave, or wait for the disk.
     fn took(
         &mut self,
@@ -264,7 +296,7 @@ impl Sockets {
         held: Option<Waits>,
     ) -> PyResult<()> {
         self.pass.reads += 1;
-        self.pass.in_memory |= held.is_none();
+        self.pass.in_memory |= held.is_none() && self.pass.wrote.is_none();
         let number = self.pass.number;
         if let Some(held) = &held {
             self.pass.ticket = held.ticket;
@@ -295,8 +327,9 @@ impl Sockets {
 
 /// Owner, the bytes that were read or what happened, what its session has to see, whether it is measured.
 type Found = (Py<PyAny>, i64, Option<Py<PyAny>>, bool);
-/// Number, reads, whether something went to memory, the ticket that stands for what went to files, and its ways.
-type Passed = (u64, usize, bool, u64, u8);
+/// Number, reads, whether something went to memory, the ticket that stands for what went to files, and its ways; what a read that was
+/// alone wrote, or what it could not.
+type Passed = (u64, usize, bool, u64, u8, Option<Wrote>, Option<Unwritten>);
 
 #[pymethods]
 impl Sockets {
@@ -409,8 +442,17 @@ impl Sockets {
         Ok(self.events.len())
     }
 
-    /// The next connection of this pass that Python has something to do for; None: there is none left.
-    fn next(slf: &Bound<'_, Self>, now: i64, epoch: u64, direct: bool) -> PyResult<Option<Found>> {
+    /// The next connection of this pass that Python has something to do for; None: there is none left. `may`: where to what a read
+    /// appended may be written here, if it is the only one (`alone.rs`), and has not more than `bytes_max`.
+    #[pyo3(signature = (now, epoch, direct, may=NOTHING, bytes_max=0))]
+    fn next(
+        slf: &Bound<'_, Self>,
+        now: i64,
+        epoch: u64,
+        direct: bool,
+        may: i64,
+        bytes_max: usize,
+    ) -> PyResult<Option<Found>> {
         let py = slf.py();
         loop {
             // Not borrowed while something is appended: Python's collector may run then, and with it Python's code.
@@ -462,7 +504,13 @@ impl Sockets {
                 all.reads % SAMPLED == 1
             };
             let data = view.bind(py).get_item(PySlice::new(py, 0, size as isize, 1))?;
-            let taken = reader.get().take(py, &data, size, now, measured);
+            let taken = reader.get().take(py, &data, size, now, measured).and_then(|taken| match taken {
+                Taken::Whole(answers, Some(held)) if may != NOTHING => {
+                    let (answers, held) = Sockets::write_alone(slf, reader.get(), answers, held, (may, bytes_max))?;
+                    Ok(Taken::Whole(answers, held))
+                }
+                taken => Ok(taken),
+            });
             let mut all = slf.try_borrow_mut()?;
             match taken {
                 Ok(Taken::Whole(answers, held)) => all.took(py, (id, serial), size, &answers, held)?,
@@ -489,7 +537,7 @@ impl Sockets {
         if !pass.places.is_empty() {
             self.passes.insert(pass.number, pass.places);
         }
-        (pass.number, pass.reads, pass.in_memory, pass.ticket, pass.ways)
+        (pass.number, pass.reads, pass.in_memory, pass.ticket, pass.ways, pass.wrote, pass.unwritten)
     }
 
     /// What this pass appended is durable: send the answers. The slots of what Python has taken over, and who has much unsent.

@@ -307,7 +307,7 @@ def test_refusals_amid_overlapping_work_cost_nothing_that_was_told(late: int) ->
 
 @pytest.mark.parametrize("late", [0, 2_000, 1 << 20])
 @pytest.mark.parametrize("operation", ["pwritev", "fdatasync"])
-def test_a_disk_that_fails_for_good_amid_overlapping_work_leaves_nobody_waiting(operation: str, late: int) -> None:
+def test_a_disk_that_fails_for_good_leaves_nobody_waiting(operation: str, late: int) -> None:
     failed = 0
     for seed in range(1_000 if LONG else 40):
         story = Refusals(seed, late)

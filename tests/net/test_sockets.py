@@ -217,7 +217,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def hold_passed(hub: Hub) -> None:
         class Counting:
-            def passed(self) -> tuple[int, int, bool, int, int]:
+            def passed(self) -> tuple[Any, ...]:
                 passed = sockets.passed()
                 found.append(passed[1])
                 return passed
@@ -400,7 +400,7 @@ async def answered_behind_a_slow_write(folder: Path, taken: list[int], monkeypat
 
     for name in ("_hand_out", "offload"):
         monkeypatch.setattr(LoopScheduler, name, slowed(getattr(LoopScheduler, name)))
-    monkeypatch.setattr(LoneWrites, "allow", lambda *_: False)
+    monkeypatch.setattr(LoneWrites, "allow_small", lambda *_: False)
     async with (
         serving(folder, "kernel", monkeypatch) as server,
         connected(server, "blipmq", blipmq.split, BLIP_LOGIN) as client,

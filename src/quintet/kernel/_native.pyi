@@ -20,10 +20,13 @@ from quintet.kernel.items import (
     FlyGroup,
     FlyHeld,
     FlyItem,
+    LentSealed,
     QuicEvent,
     RecordGroups,
     RecordRow,
     RecordsRefused,
+    UnwrittenAlone,
+    WroteAlone,
 )
 from quintet.kernel.items import DirectReader as Reader
 
@@ -33,11 +36,8 @@ Target = TypeVar("Target")
 # What is lent (Tails.lend): topic_id, partition, base, seed and handle of the segment, position, limit, end, last time.
 Terms = tuple[int, int, int, int, int, int, int, int, int]
 Waiting = tuple[bytearray, int, int, int]  # batch, ticket, number of the group, base
-LentPlace = tuple[int, list[bytearray], int]  # handle, buffers, position
 # What was committed since somebody caught up with it, see Tails.catch_up_lent.
 LentMoved = tuple[int, int, int, int, int, bytes | None, bool]
-# What was sealed, see Tails.seal_lent: count, places, placed, table, body, unfit, appends.
-LentSealed = tuple[int, list[LentPlace], list[int], bytes, bytes, list[int], int]
 # What was recalled, see Tails.recall: not sealed, being written, position, end, last time, link.
 Recalled = tuple[list[Waiting], tuple[int, list[bytearray], list[Waiting], bool] | None, int, int, int, bytes | None]
 Link = bytes
@@ -910,7 +910,7 @@ class DirectReader:
 
 class Sockets:
     """Sockets of TCP connections, waited for together (kernel/src/sockets.rs). In the native kernel on Linux only: elsewhere
-    `kernel.Sockets` is None. All calls are made by the thread of the loop, and none of them waits. An owner is what Python has for a
+    `kernel.Sockets` is None. All calls are made by the thread of the loop, and none of them waits but `next`, for the disk. An owner is what Python has for a
     connection; an id is good until `remove`."""
 
     def __init__(self, view: memoryview, high: int, low: int) -> None:
@@ -931,15 +931,19 @@ class Sockets:
     def wait(self) -> int:
         """A pass begins: how many sockets have something."""
 
-    def next(self, now: int, epoch: int, direct: bool) -> tuple[Any, int, Any, bool] | None:
+    def next(
+        self, now: int, epoch: int, direct: bool, may: int = -2, bytes_max: int = 0
+    ) -> tuple[Any, int, Any, bool] | None:
         """Take reads until one comes that Python has to act on: (owner, size, split, measured). None: the pass is over. size > 0: so much
         was read into the view, and the session's own call gave `split`. -1: it is to be read. -2: its output fell to the low
-        mark, or it cannot be sent to. -3: its reader raised `split`. Not `direct`: every socket is Python's to read."""
+        mark, or it cannot be sent to. -3: its reader raised `split`. Not `direct`: every socket is Python's to read. may: what a read
+        appended to one partition in files, and not more than bytes_max, is written and committed before its answer is sent (kernel/src/alone.rs): to
+        this slot of `Tails`, with a sync, or to any that needs none; -1: only to one that needs none; -2: not here."""
 
-    def passed(self) -> tuple[int, int, bool, int, int]:
-        """What was appended since the last call: (number, reads, whether to memory topics, ticket, ways). ways is not 0: part of it is in
-        files. `ticket` stands for all of it at the log, and `release(number)` must follow when that is durable. To be called
-        before Python does anything else."""
+    def passed(self) -> tuple[int, int, bool, int, int, WroteAlone | None, UnwrittenAlone | None]:
+        """What was appended since the last call: (number, reads, whether to memory topics, ticket, ways, ...). ways is not 0: part of it is in
+        files. `ticket` stands for all of it at the log, and `release(number)` must follow when that is durable. Last, what `next` wrote
+        by itself, which is answered; or what it could not, which is among the ways. To be called before Python does anything else."""
 
     def release(self, number: int) -> tuple[list[Any], list[Any]]:
         """Send the answers: (slots of what was taken over, owners with more unsent than the high mark)."""

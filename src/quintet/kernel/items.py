@@ -60,6 +60,14 @@ class FlyAppended(Protocol):
 FlyHeld = tuple[int, FlyAppended, list[tuple[int, int]], int, int]
 FlySplit = tuple[bytes | FlyHeld, list[FlyItem], int, int, bytes | None, Any]
 
+LentPlace = tuple[int, list[bytearray], int]  # handle, buffers, position
+# What was sealed of partitions in files, see Tails.seal_lent: count, places, placed, table, body, unfit, appends.
+LentSealed = tuple[int, list[LentPlace], list[int], bytes, bytes, list[int], int]
+# What the kernel wrote by itself for a read that was alone: slot, seconds of write and sync (None: it needs no sync), low, watched, appends.
+WroteAlone = tuple[int, float | None, list[int], list[int], int]
+# What it did not: what was sealed, or None and the slots without room for it; the step that failed (0: write, 1: sync) and its errno.
+UnwrittenAlone = tuple[LentSealed | None, list[int], int, int]
+
 
 class DirectReader(Protocol):
     """What a session gives the kernel to take reads by (kernel.DirectReader, where there is one)."""

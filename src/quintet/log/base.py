@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from quintet import kernel
+from quintet.kernel.items import UnwrittenAlone, WroteAlone
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
@@ -72,6 +73,19 @@ class Held(Protocol):
 
     def waiter(self, number: int) -> Appended | None:
         """Group `number` is to be waited for by itself, too. Called before the `done` of its way."""
+
+
+class KernelWrites(Protocol):
+    """What the kernel's sockets write by themselves: what a read that is alone appended to one partition in files (kernel/src/alone.rs)."""
+
+    def may_write(self) -> int:
+        """What they may write of the next read, if it is alone: for `kernel.Sockets.next`."""
+
+    def wrote(self, wrote: WroteAlone) -> None:
+        """They did: it is as durable as it promises, visible and answered. To be called before anything else is done."""
+
+    def unwritten(self, ticket: int, ways: int, held: Held, why: UnwrittenAlone) -> None:
+        """They tried: `held` hears what becomes of it, not before this call is over."""
 
 
 class Partition(Protocol):
@@ -211,6 +225,10 @@ class Log(Protocol):
         """The kernel appended to partitions in files (items.FlyHeld). False: `held` hears of it when that is durable, and not before this
         call is over. True: the read that brought it is alone, so it was written at once: it is durable and visible, and `held`
         hears nothing."""
+
+    @property
+    def kernel_writes(self) -> "KernelWrites":
+        """What the kernel's sockets have to know before and after they write what a read appended to files."""
 
     def find_held(self, find: Callable[[int], "Held"]) -> None:
         """By this call it is found who waits for a ticket that `tails_held` was not told of, because another one stood for it."""

@@ -86,6 +86,12 @@ class Scheduler(Protocol):
         """The same before this call returns, if a lone read is acted on and nobody else wants the loop (ADR 30): how many seconds it
         took, or None: it was not made. Raises what failed."""
 
+    def may_write_at_once(self) -> bool:
+        """Would `write_at_once` make a small write of one append now, for a lone read? Then the kernel may make it (ADR 51)."""
+
+    def wrote_at_once(self, seconds: float) -> None:
+        """The kernel has made it, in so many seconds."""
+
 
 def call_each(scheduler: Scheduler, calls: Iterable[Callable[[], object]]) -> None:
     """Call all of them in order. One that raises stops none of the others: its exception is raised alone, at the end of

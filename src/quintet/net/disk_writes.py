@@ -31,9 +31,13 @@ class LoneWrites:
 
     def allow(self, work: Write, begun: int, busy_s: float, monotonic: float) -> bool:
         """May the loop make this write? begun, busy_s: the callbacks it has had and their seconds, of all time."""
-        if work.size > BYTES_MAX or self.sync_s > SYNC_S_MAX or busy_s - self._busy_s > BUSY_S_MAX:
+        return work.size <= BYTES_MAX and self.allow_small(begun, busy_s, monotonic, work.waiters)
+
+    def allow_small(self, begun: int, busy_s: float, monotonic: float, waiters: int = 1) -> bool:
+        """The same of a write with not more than BYTES_MAX, for at least so many appends."""
+        if self.sync_s > SYNC_S_MAX or busy_s - self._busy_s > BUSY_S_MAX:
             return False
-        accounted = TURNS_EACH * min(work.waiters, WAITERS_MAX) + (monotonic - self._at) * OTHERS_A_SECOND
+        accounted = TURNS_EACH * min(waiters, WAITERS_MAX) + (monotonic - self._at) * OTHERS_A_SECOND
         return begun - self._begun <= accounted
 
     def begin(self, begun: int, busy_s: float, monotonic: float) -> None:

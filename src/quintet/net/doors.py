@@ -39,11 +39,12 @@ OptionsOf = Callable[[AnyDoor], Options]
 class _Publishing:
     """What the kernel's sockets have to know of the broker (net/sockets.py::Publishing)."""
 
-    __slots__ = ("_broker", "appended", "held")
+    __slots__ = ("_broker", "appended", "held", "kernel_writes")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.appended, self.held = broker.tails_appended, broker.tails_held
+        self.kernel_writes = broker.log.kernel_writes
 
     def epoch(self) -> int:
         return self._broker.access.epoch + self._broker.tokens.epoch  # neither ever falls

@@ -79,14 +79,24 @@ class LoopScheduler:
             return None
         if not lone.allow(work, turns.begun, turns.seconds, began):
             return None
-        lone.begin(turns.begun, turns.seconds, began)
         try:
             work()
         finally:
             took = perf_counter() - began
-            lone.made(took)
-            turns.latencies.written.observe(took)
+            self.wrote_at_once(took)
         return took
+
+    def may_write_at_once(self) -> bool:
+        turns = self.turns
+        return not (self._writes or self._tickets) and self._lone.allow_small(
+            turns.begun, turns.seconds, perf_counter()
+        )
+
+    def wrote_at_once(self, seconds: float) -> None:
+        turns, lone = self.turns, self._lone
+        lone.begin(turns.begun, turns.seconds, perf_counter() - seconds)
+        lone.made(seconds)
+        turns.latencies.written.observe(seconds)
 
     def _start_writes(self) -> None:
         """Make or hand out what is to be written."""

@@ -4,6 +4,9 @@
                                                           +---> a connection whose session has to see its bytes: buffer_updated
                                      (end of turn) one write, one sync for all of them --> release: the kernel sends their answers
 
+A read that is alone in its pass does not wait for the end of the turn: if the log lets it (`KernelWrites`), the kernel writes, syncs and
+answers it before it says anything here.
+
 The kernel takes a read alone if the session of its connection has lent a reader (`Session.direct`) and nothing is left to offer. What
 the session itself has not answered yet goes first: the kernel's answers wait behind it. As soon as Python has to act on such a
 connection, it takes over what is not answered (`take_over`), each as a slot of its session, so answers leave in their order. A
@@ -25,8 +28,9 @@ from typing import Any, Final, Protocol, cast
 
 from quintet import kernel
 from quintet.kernel.items import DirectReader
-from quintet.log.base import Appended, Held
+from quintet.log.base import Appended, Held, KernelWrites
 from quintet.model import limits
+from quintet.net.disk_writes import BYTES_MAX as WRITTEN_BYTES_MAX
 from quintet.net.turns import Turns
 
 ACCEPTS_MAX: Final = 256  # in one callback
@@ -37,6 +41,7 @@ EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 READABLE: Final = -1  # what kernel.Sockets.next says in place of a number of bytes
 WRITABLE: Final = -2
 FAULT: Final = -3
+NOTHING: Final = -2  # of what the kernel may write by itself
 
 
 class Client(Protocol):
@@ -83,6 +88,9 @@ class Publishing(Protocol):
     def held(self, ticket: int, ways: int, held: Held) -> bool:
         """Something was appended to partitions in files (log.base.Log.tails_held)."""
 
+    @property
+    def kernel_writes(self) -> KernelWrites: ...
+
 
 class _Nobody:
     """Who waits for a read whose connection is gone, or that nobody is told of."""
@@ -125,6 +133,7 @@ class Hub:
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.sockets = kernel.Sockets(self.read_view, limits.WRITE_HIGH_BYTES, limits.WRITE_LOW_BYTES)
         self.publishing = publishing
+        self._kernel_writes = publishing.kernel_writes
         self.turns = self._turns = turns
         loop.add_reader(self.sockets.fileno(), self._ready)
 
@@ -140,25 +149,26 @@ class Hub:
         elif count:
             self._read_many()
 
-    def _next(self) -> "tuple[SocketTransport, int, object, bool] | None":
+    def _next(self, may: int = NOTHING) -> "tuple[SocketTransport, int, object, bool] | None":
+        """may: what the kernel may write by itself (log.base.KernelWrites)."""
         publishing = self.publishing
-        return self.sockets.next(time_ns() // 1000, publishing.epoch(), publishing.is_direct())
+        return self.sockets.next(time_ns() // 1000, publishing.epoch(), publishing.is_direct(), may, WRITTEN_BYTES_MAX)
 
     def _read_one(self) -> None:
         """A read that is alone ends its own turn (ADR 32)."""
         turns = self._turns
-        turns.alone(True)
         turns.begin()
         try:
-            found = self._next()
+            found = self._next(self._kernel_writes.may_write())
             if found is None:
-                gathers = turns.gather_if_alone()
+                gathers = turns.lone_read.under_way = turns.gather_many()
                 self._hold_passed()
                 if gathers:
                     turns.finish()
         finally:
             turns.end(self._ready)
         if found is not None:
+            turns.alone(True)
             owner, size, split, measured = found
             owner.act(size, split, measured)
 
@@ -183,12 +193,17 @@ class Hub:
 
     def _hold_passed(self) -> None:
         """What the kernel appended by itself becomes durable, and visible, at the end of this turn, or at once."""
-        number, reads, in_memory, ticket, ways = self.sockets.passed()
+        number, reads, in_memory, ticket, ways, wrote, unwritten = self.sockets.passed()
         if not reads:
             return
         self._turns.reads += reads
+        if wrote is not None:
+            self._kernel_writes.wrote(wrote)
         if ways:
-            if self.publishing.held(ticket, ways, _Pass(self, number, ticket, ways)):
+            held = _Pass(self, number, ticket, ways)
+            if unwritten is not None:
+                self._kernel_writes.unwritten(ticket, ways, held, unwritten)
+            elif self.publishing.held(ticket, ways, held):
                 self.release(number)
         elif in_memory:
             self.publishing.appended()

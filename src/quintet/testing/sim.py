@@ -67,6 +67,11 @@ class SimScheduler:
         work()
         return 0.0
 
+    def may_write_at_once(self) -> bool:
+        return False  # there are no sockets of the kernel in a simulation
+
+    def wrote_at_once(self, seconds: float) -> None: ...
+
     def finish(self, number: int = 0) -> None:
         """Run one queued job to its end, its callback included."""
         work, done = self.jobs[number]

@@ -58,6 +58,11 @@ class Inline:
     def write_at_once(self, work: Write) -> float | None:
         return None
 
+    def may_write_at_once(self) -> bool:
+        return False
+
+    def wrote_at_once(self, seconds: float) -> None: ...
+
     def run_all(self) -> None:
         while self._calls:
             self._calls.popleft()()

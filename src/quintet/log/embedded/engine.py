@@ -318,7 +318,7 @@ class EmbeddedLog:
         """Let partitions in files lend themselves to the kernel."""
         committer = self._shared.committer
         lending = LoneLending(self.tails, self._scheduler, committer, self._disk.below)
-        self._shared.lending = committer.lending = lending
+        self._shared.lending = committer.lending = self.kernel_writes = lending
         lending.collect = committer.collect
         self._unsynced_journal = UnsyncedJournal(self._disk, self._scheduler, self._report, lending.flush_since)
         lending.unsynced = self._unsynced_journal

@@ -21,6 +21,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from quintet import kernel
+from quintet.kernel.items import LentSealed
 from quintet.log.base import Appended, Held
 from quintet.log.embedded.partitions.merging import Pending
 from quintet.log.embedded.partitions.roles import Chunk, Committable
@@ -44,8 +45,6 @@ WRITTEN: Final = 0  # how what was sealed became what it promises (kernel.Tails.
 RECORDED: Final = 1
 SYNCED: Final = 2
 
-Place = tuple[int, list[bytearray], int]
-LentSealed = tuple[int, list[Place], list[int], bytes, bytes, list[int], int]  # see kernel.Tails.seal_lent
 Waiting = tuple[bytearray, int, int, int]
 
 

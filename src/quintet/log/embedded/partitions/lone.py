@@ -3,16 +3,20 @@
 A lent partition (lending.py) needs neither chunks nor states nor a record of the journal if nobody else has something to write: what the
 kernel sealed goes to its place in the segment by one write, with a sync of that file where the topic promises one.
 
-    a lone read -> appended -> write_read: sealed, written, (synced), committed -> its answer, all in one callback
-    several     -> appended -> (end of turn) write_direct: one write and one sync for all that the turn brought the partition
+    a lone read that the kernel took -> sealed, written, (synced), committed by it (kernel/src/alone.rs) -> its answer -> wrote
+    any other lone read -> appended -> write_read: sealed, written, (synced), committed -> its answer, all in one callback
+    several reads       -> appended -> (end of turn) write_direct: one write and one sync for all that the turn brought the partition
 
-Whatever fails gives the partition back first, as it does for a record of the journal, so faults are handled where they always were.
+Before a lone read the kernel is told what it may write by itself (`may_write`): nothing that waits for somebody else's write, and
+with a sync only the partition that was written so before. Whatever fails gives the partition back first, as it does for a record of the journal, so faults are handled where they always were.
 """
 
+import os
 from functools import partial
 from typing import Final, Protocol
 
 from quintet import kernel
+from quintet.kernel.items import LentSealed, UnwrittenAlone, WroteAlone
 from quintet.log.base import Appended, Held
 from quintet.log.embedded.files.disk import Disk, DurableWrite
 from quintet.log.embedded.partitions.lending import (
@@ -34,6 +38,9 @@ from quintet.model.scheduler import Scheduler
 SYNCED_BYTES_MAX: Final = 2 * limits.MIB  # above what one partition can have pending, with its links
 ONLY_JOURNAL: Final = 1  # of the ways in items.FlyHeld
 ONLY_INLINE: Final = 2
+# What `may_write` says in place of a slot (kernel/src/alone.rs).
+NO_SYNC: Final = -1  # only what needs no sync
+NOTHING: Final = -2
 
 
 class Writing(Protocol):
@@ -59,7 +66,7 @@ class Writing(Protocol):
 class LoneLending(Lending):
     """Lending, with the way of a partition that is alone."""
 
-    __slots__ = ("_committer", "_disk", "_lone_read", "marked")
+    __slots__ = ("_committer", "_disk", "_lone_read", "_synced_slot", "marked")
 
     def __init__(self, tails: kernel.Tails[RecordBatch], scheduler: Scheduler, committer: Writing, disk: Disk) -> None:
         super().__init__(tails, scheduler, committer.turn_soon)
@@ -67,9 +74,12 @@ class LoneLending(Lending):
         self._disk = disk  # of files: what is lent is in no pack
         self._lone_read = scheduler.lone_read
         self.marked: set[Lendable] = set()  # whose marks may have something to catch up with
+        self._synced_slot = NO_SYNC  # which was written and synced for a lone read most recently
 
     def close(self, slot: int) -> None:
         self.marked.discard(self._partitions[slot])
+        if slot == self._synced_slot:
+            self._synced_slot = NO_SYNC
         super().close(slot)
 
     def move_marks(self) -> None:
@@ -77,6 +87,38 @@ class LoneLending(Lending):
         marked, self.marked = self.marked, set()
         for partition in marked:
             partition.catch_up()
+
+    def may_write(self) -> int:
+        """What the kernel may write by itself, if the next read is alone: the slot whose segment it may sync, which is then the only one
+        that is written with a sync, and any that needs none; NO_SYNC: only such; NOTHING."""
+        if self._holding[INLINE] or not self._disk.native:
+            return NOTHING
+        slot = self._synced_slot
+        if slot < 0 or not self._committer.is_idle or self._holding[JOURNAL]:
+            return NO_SYNC
+        return slot if self._partitions[slot].syncs_itself and self._scheduler.may_write_at_once() else NO_SYNC
+
+    def wrote(self, wrote: WroteAlone) -> None:
+        """The kernel did, and has committed and answered it."""
+        slot, seconds, low, watched, appends = wrote
+        if seconds is not None:
+            self._partitions[slot].count_sync()
+            self._scheduler.wrote_at_once(seconds)
+            self._committer.observe(seconds, appends)
+        self._committed(low, watched)
+
+    def unwritten(self, ticket: int, ways: int, held: Held, why: UnwrittenAlone) -> None:
+        """The kernel had no room for what a read appended, or its write or sync failed: as if it had been tried here."""
+        found, unfit, step, code = why
+        self._tickets[ticket] = (held, 1)
+        if found is None:
+            self._recall_unfit(unfit)
+            self._wait(ticket, ways == ONLY_INLINE)
+        elif ways == ONLY_INLINE:
+            self._refuse_inline(found, ticket, OSError(code, os.strerror(code)))
+        else:
+            sealed, work = self._durable(found)
+            self._refuse_synced(sealed, ticket, work.failure(step, code))
 
     def write_read(self, ticket: int, ways: int, held: Held) -> bool:
         """A read appended this. True: it is as durable as it promises, and visible, and `held` is not told. False: it will be."""
@@ -115,14 +157,19 @@ class LoneLending(Lending):
         try:
             self._disk.pwritev(handle, buffers, position)
         except OSError as error:
-            [(partition, chunk)] = self.taken_back(self._begin(Sealed(found), INLINE, ticket), INLINE)
-            self._scheduler.soon(partial(_refuse, partition, chunk, error))
+            self._refuse_inline(found, ticket, error)
             return False
         self._commit_lone(INLINE, WRITTEN)
         return True
 
+    def _refuse_inline(self, found: LentSealed, ticket: int, error: OSError) -> None:
+        [(partition, chunk)] = self.taken_back(self._begin(Sealed(found), INLINE, ticket), INLINE)
+        self._scheduler.soon(partial(_refuse, partition, chunk, error))
+
     def _commit_lone(self, way: bool, how: int) -> None:
-        low, watched = self.tails.commit_lent(way, 0, how)  # nothing of it is late: no time is looked at
+        self._committed(*self.tails.commit_lent(way, 0, how))  # nothing of it is late: no time is looked at
+
+    def _committed(self, low: list[int], watched: list[int]) -> None:
         for slot in low:
             self._partitions[slot].catch_up()
         for slot in watched:
@@ -136,15 +183,19 @@ class LoneLending(Lending):
         try:
             took = self._scheduler.write_at_once(work)
         except Exception as error:  # what Scheduler.write would hand to who waits
-            self._begin(sealed, JOURNAL, ticket)
-            self._scheduler.soon(partial(self._refuse_alone, self.taken_back(sealed), error))
+            self._refuse_synced(sealed, ticket, error)
             return False
         if took is None:
             self._start(self._begin(sealed, JOURNAL, ticket), work)
             return False
-        self._commit_lone(JOURNAL, SYNCED if self._partitions[sealed.placed[0]].count_sync() else WRITTEN)
+        self._synced_slot = sealed.placed[0]
+        self._commit_lone(JOURNAL, SYNCED if self._partitions[self._synced_slot].count_sync() else WRITTEN)
         self._committer.observe(took, sealed.appends)
         return True
+
+    def _refuse_synced(self, sealed: Sealed, ticket: int, error: Exception) -> None:
+        self._begin(sealed, JOURNAL, ticket)
+        self._scheduler.soon(partial(self._refuse_alone, self.taken_back(sealed), error))
 
     def write_direct(self) -> bool:
         """The end of a turn in which one partition got something that promises a sync: write it. False: the partition has to."""
@@ -166,6 +217,9 @@ class LoneLending(Lending):
         if not found[0]:
             self._recall_unfit(found[5])
             return None
+        return self._durable(found)
+
+    def _durable(self, found: LentSealed) -> tuple[Sealed, DurableWrite]:
         sealed = Sealed(found)
         handle, buffers, position = sealed.places[0]
         size = sum(map(len, buffers))
