@@ -77,16 +77,20 @@ fn plain_bytes(d: &[u8]) -> usize {
 }
 
 /// A place in a text.
-struct Cursor<'a> {
+pub struct Cursor<'a> {
     d: &'a [u8],
-    at: usize,
+    pub at: usize,
     escapes: usize,
 }
 
 impl<'a> Cursor<'a> {
+    pub fn new(d: &'a [u8]) -> Cursor<'a> {
+        Cursor { d, at: 0, escapes: 0 }
+    }
+
     /// The next byte that is no white space.
     #[inline]
-    fn blank(&mut self) -> Option<u8> {
+    pub fn blank(&mut self) -> Option<u8> {
         while let Some(&b) = self.d.get(self.at) {
             if !matches!(b, b' ' | b'\t' | b'\n' | b'\r') {
                 return Some(b);
@@ -98,7 +102,7 @@ impl<'a> Cursor<'a> {
 
     /// Passes white space and this byte behind it.
     #[inline]
-    fn pass(&mut self, byte: u8) -> Option<()> {
+    pub fn pass(&mut self, byte: u8) -> Option<()> {
         if self.blank()? != byte {
             return None;
         }
@@ -108,7 +112,7 @@ impl<'a> Cursor<'a> {
 
     /// A string without escapes behind white space.
     #[inline]
-    fn plain(&mut self) -> Option<&'a [u8]> {
+    pub fn plain(&mut self) -> Option<&'a [u8]> {
         self.pass(b'"')?;
         let start = self.at;
         self.at += plain_bytes(&self.d[start..]);
@@ -129,7 +133,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A whole number below 2**64 as it is written.
-    fn whole(&mut self) -> Option<&'a [u8]> {
+    pub fn whole(&mut self) -> Option<&'a [u8]> {
         let start = self.at;
         self.digits();
         let text = &self.d[start..self.at];
@@ -249,7 +253,7 @@ pub struct Get<'a> {
     request_id: Option<&'a [u8]>,
 }
 
-fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
+pub fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
     if place.replace(text).is_some() { None } else { Some(()) }
 }
 
@@ -273,7 +277,7 @@ impl<'a> Run<'a> {
     }
 
     fn parse_all(&mut self, d: &'a [u8]) -> Option<Get<'a>> {
-        let mut cursor = Cursor { d, at: 0, escapes: 0 };
+        let mut cursor = Cursor::new(d);
         cursor.pass(b'{')?;
         let mut scope: [Option<&[u8]>; 3] = [None; 3];
         let (mut kind, mut key, mut request_id) = (None, None, None);
@@ -401,7 +405,7 @@ impl<'a> Reply<'a> {
 /// Of an answer beside its front, key, value and request_id.
 const FIXED_BYTES_MAX: usize = 64;
 
-fn put_decimal(out: &mut Vec<u8>, mut number: u64) {
+pub fn put_decimal(out: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();
     loop {
@@ -568,7 +572,7 @@ impl<'a> Scan<'a> {
 impl<'a> Scan<'a> {
     fn new(d: &'a [u8], depth_max: usize) -> Scan<'a> {
         Scan {
-            cursor: Cursor { d, at: 0, escapes: 0 },
+            cursor: Cursor::new(d),
             open: Vec::new(),
             keys: Vec::new(),
             expect: Expect::Value,

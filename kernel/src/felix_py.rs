@@ -18,7 +18,7 @@ const FLAGS_ITEM: u8 = 3;
 const PACKED_ITEM: u8 = 4;
 const NO_REQUEST: i8 = -1;
 
-fn frame_max(frame_bytes_max: i64) -> PyResult<usize> {
+pub fn frame_max(frame_bytes_max: i64) -> PyResult<usize> {
     if frame_bytes_max < 1 || frame_bytes_max > felix::MAX_FRAME_CEILING_BYTES as i64 {
         return Err(refuse("frame_bytes_max must be 1 byte to 32 MiB"));
     }
@@ -37,7 +37,7 @@ fn key_flag_fits(key_flag: u16) -> PyResult<()> {
     Ok(())
 }
 
-fn origin_fits(origin: &[u8], now: i64) -> PyResult<()> {
+pub fn origin_fits(origin: &[u8], now: i64) -> PyResult<()> {
     if origin.len() > MAX_U16 {
         return Err(refuse("origin is over 65535 bytes"));
     }
