@@ -249,7 +249,7 @@ pub fn felix_gets<'py>(
         return Err(refuse("bytes_max must be at least 1 byte"));
     }
     let mut scopes = Scopes { given: scopes, last: None };
-    let (mut run, mut reply) = (felix_json::Run::default(), felix_json::Reply::default());
+    let (mut run, mut reply) = (felix_json::Run::default(), felix_json::Reply::new(d.len() - pos));
     let (mut hits, mut misses) = (0, 0);
     while (reply.frames.len() as i64) < bytes_max {
         let Next::Frame { flags: 0, end } = felix::next_frame(d, pos, frame_bytes_max) else { break };
