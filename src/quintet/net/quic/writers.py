@@ -9,7 +9,7 @@ noticed (net/flow_control.py). What is received is net/quic/streams.py's.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from quintet.broker.identity.metering import Meter
 from quintet.model import limits
@@ -18,9 +18,6 @@ from quintet.net.output import OutputBudget
 from quintet.net.quic.endpoint import Endpoint
 from quintet.net.turns import Turns
 from quintet.protocols.base import TOO_SLOW, Streams, StreamSession
-
-if TYPE_CHECKING:
-    from quintet.net.quic.streams import Stream
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
 
@@ -31,7 +28,7 @@ class StreamListener(Protocol):
     endpoint: Endpoint
     output: OutputBudget
     loop: asyncio.AbstractEventLoop
-    make_session: "Callable[[Stream], StreamSession]"
+    make_session: Callable[[Any], StreamSession]  # of a streams.Stream
     stalls: int
 
     @property
@@ -67,7 +64,7 @@ class StreamConnection(Streams, Protocol):
 
     def forget(self, writer: "Writer") -> None: ...
 
-    def keep(self, stream: "Stream") -> None: ...
+    def keep(self, stream: Any) -> None: ...
 
     def crowd(self) -> None: ...
 
