@@ -4,6 +4,7 @@
 //! flat objects. No recursion anywhere: hostile depth costs a stack of its own, bounded by the caller. No Python object is
 //! touched.
 
+use crate::blip::be;
 use crate::felix::{HEADER_BYTES, header};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -29,6 +30,16 @@ pub fn base64_size(size: usize) -> usize {
 
 /// Fills out, which has base64_size(data) bytes.
 pub fn put_base64(out: &mut [u8], data: &[u8]) {
+    // Six bytes at a time, of eight that are loaded; then three.
+    let long = data.windows(8).step_by(6).len();
+    let (fronts, out) = out.split_at_mut(8 * long);
+    for (to, from) in fronts.chunks_exact_mut(8).zip(data.windows(8).step_by(6)) {
+        let bits = u64::from_be_bytes(be(from, 0)) >> 16;
+        let pair = |shift: u32| PAIRS[(bits >> shift & 0xFFF) as usize];
+        let ([a, b], [c, d], [e, f], [g, h]) = (pair(36), pair(24), pair(12), pair(0));
+        to.copy_from_slice(&[a, b, c, d, e, f, g, h]);
+    }
+    let data = &data[6 * long..];
     let whole = data.len() / 3;
     let (front, last) = out.split_at_mut(4 * whole);
     for (to, from) in front.chunks_exact_mut(4).zip(data.chunks_exact(3)) {
@@ -77,16 +88,20 @@ fn plain_bytes(d: &[u8]) -> usize {
 }
 
 /// A place in a text.
-struct Cursor<'a> {
+pub struct Cursor<'a> {
     d: &'a [u8],
-    at: usize,
+    pub at: usize,
     escapes: usize,
 }
 
 impl<'a> Cursor<'a> {
+    pub fn new(d: &'a [u8]) -> Cursor<'a> {
+        Cursor { d, at: 0, escapes: 0 }
+    }
+
     /// The next byte that is no white space.
     #[inline]
-    fn blank(&mut self) -> Option<u8> {
+    pub fn blank(&mut self) -> Option<u8> {
         while let Some(&b) = self.d.get(self.at) {
             if !matches!(b, b' ' | b'\t' | b'\n' | b'\r') {
                 return Some(b);
@@ -98,7 +113,7 @@ impl<'a> Cursor<'a> {
 
     /// Passes white space and this byte behind it.
     #[inline]
-    fn pass(&mut self, byte: u8) -> Option<()> {
+    pub fn pass(&mut self, byte: u8) -> Option<()> {
         if self.blank()? != byte {
             return None;
         }
@@ -108,7 +123,7 @@ impl<'a> Cursor<'a> {
 
     /// A string without escapes behind white space.
     #[inline]
-    fn plain(&mut self) -> Option<&'a [u8]> {
+    pub fn plain(&mut self) -> Option<&'a [u8]> {
         self.pass(b'"')?;
         let start = self.at;
         self.at += plain_bytes(&self.d[start..]);
@@ -129,7 +144,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A whole number below 2**64 as it is written.
-    fn whole(&mut self) -> Option<&'a [u8]> {
+    pub fn whole(&mut self) -> Option<&'a [u8]> {
         let start = self.at;
         self.digits();
         let text = &self.d[start..self.at];
@@ -249,7 +264,7 @@ pub struct Get<'a> {
     request_id: Option<&'a [u8]>,
 }
 
-fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
+pub fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
     if place.replace(text).is_some() { None } else { Some(()) }
 }
 
@@ -273,7 +288,7 @@ impl<'a> Run<'a> {
     }
 
     fn parse_all(&mut self, d: &'a [u8]) -> Option<Get<'a>> {
-        let mut cursor = Cursor { d, at: 0, escapes: 0 };
+        let mut cursor = Cursor::new(d);
         cursor.pass(b'{')?;
         let mut scope: [Option<&[u8]>; 3] = [None; 3];
         let (mut kind, mut key, mut request_id) = (None, None, None);
@@ -348,6 +363,11 @@ pub struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
+    /// With room for the answers to a read of this size: values are mostly as long as what is asked with.
+    pub fn new(read_bytes: usize) -> Reply<'a> {
+        Reply { frames: Vec::with_capacity(3 * read_bytes.min(ROOM_BYTES_MAX)), ..Reply::default() }
+    }
+
     /// Appends the frame that answers a get, unless it would have over frame_bytes_max; whether it did.
     pub fn add(&mut self, got: &Get<'a>, hit: Option<(&[u8], Option<u64>)>, frame_bytes_max: usize) -> bool {
         if self.of != Some(got.scope) {
@@ -398,10 +418,12 @@ impl<'a> Reply<'a> {
     }
 }
 
+/// Of a read, for whose answers room is made at once.
+const ROOM_BYTES_MAX: usize = 8 << 10;
 /// Of an answer beside its front, key, value and request_id.
 const FIXED_BYTES_MAX: usize = 64;
 
-fn put_decimal(out: &mut Vec<u8>, mut number: u64) {
+pub fn put_decimal(out: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();
     loop {
@@ -568,7 +590,7 @@ impl<'a> Scan<'a> {
 impl<'a> Scan<'a> {
     fn new(d: &'a [u8], depth_max: usize) -> Scan<'a> {
         Scan {
-            cursor: Cursor { d, at: 0, escapes: 0 },
+            cursor: Cursor::new(d),
             open: Vec::new(),
             keys: Vec::new(),
             expect: Expect::Value,

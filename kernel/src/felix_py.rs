@@ -18,7 +18,7 @@ const FLAGS_ITEM: u8 = 3;
 const PACKED_ITEM: u8 = 4;
 const NO_REQUEST: i8 = -1;
 
-fn frame_max(frame_bytes_max: i64) -> PyResult<usize> {
+pub fn frame_max(frame_bytes_max: i64) -> PyResult<usize> {
     if frame_bytes_max < 1 || frame_bytes_max > felix::MAX_FRAME_CEILING_BYTES as i64 {
         return Err(refuse("frame_bytes_max must be 1 byte to 32 MiB"));
     }
@@ -37,7 +37,7 @@ fn key_flag_fits(key_flag: u16) -> PyResult<()> {
     Ok(())
 }
 
-fn origin_fits(origin: &[u8], now: i64) -> PyResult<()> {
+pub fn origin_fits(origin: &[u8], now: i64) -> PyResult<()> {
     if origin.len() > MAX_U16 {
         return Err(refuse("origin is over 65535 bytes"));
     }
@@ -249,7 +249,7 @@ pub fn felix_gets<'py>(
         return Err(refuse("bytes_max must be at least 1 byte"));
     }
     let mut scopes = Scopes { given: scopes, last: None };
-    let (mut run, mut reply) = (felix_json::Run::default(), felix_json::Reply::default());
+    let (mut run, mut reply) = (felix_json::Run::default(), felix_json::Reply::new(d.len() - pos));
     let (mut hits, mut misses) = (0, 0);
     while (reply.frames.len() as i64) < bytes_max {
         let Next::Frame { flags: 0, end } = felix::next_frame(d, pos, frame_bytes_max) else { break };

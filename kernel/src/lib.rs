@@ -1,6 +1,6 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
+//! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` and `felix_append.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
 //! `ws_py.rs` for WebSocket, `peer_py.rs` for peerbus, `records_py.rs` for record sets, `tails.rs` and `lent.rs` for the newest part of partitions in memory and in files, `quic_py.rs` for QUIC, which has a socket and a thread,
 //! `disk.rs` and `alone.rs` for writing files, `sockets.rs` and `direct.rs` for TCP sockets):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
@@ -24,6 +24,7 @@ mod disk;
 mod fast;
 mod fast_py;
 mod felix;
+mod felix_append;
 mod felix_json;
 mod felix_py;
 mod fly;
@@ -587,6 +588,8 @@ mod _native {
     use super::disk::DiskThreads;
     #[pymodule_export]
     use super::fast_py::{fast_append, fast_deliver, fast_publish, fast_received, fast_split};
+    #[pymodule_export]
+    use super::felix_append::felix_append;
     #[pymodule_export]
     use super::felix_py::{
         felix_batch, felix_deliver, felix_events, felix_gets, felix_publish, felix_received, felix_split, json_fault,

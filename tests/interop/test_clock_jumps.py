@@ -508,6 +508,7 @@ ELSEWHERE = {
     "net/loop.py": "is the clock",
     "net/quic/listener.py": "tests/net/test_quic_streams.py: ClockedListener",
     "net/quic/streams.py": "tests/net/test_quic_streams.py: ClockedListener",
+    "net/quic/writers.py": "tests/net/test_quic_streams.py: ClockedListener",
     "protocols/base.py": "the contract",
     **{f"protocols/{name}/door.py": "hands the time to sessions" for name in PROTOCOLS},
     "server.py": "hands the time to sessions; collects garbage",

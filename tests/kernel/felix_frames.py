@@ -4,6 +4,7 @@ No twin vouches for itself: frames are those of tests/wire, and results are comp
 without acknowledgement are record by record, so that every chunking of a read must give the same.
 """
 
+import base64
 import json
 import random
 import struct
@@ -260,6 +261,53 @@ def _depth(value: object) -> int:
             return depth
         depth += 1
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+
+
+# -- acknowledged publishes -------------------------------------------------------------------------------------------
+
+
+def publish_fields(r: random.Random, value: bytes) -> dict[str, Any]:
+    names = {"tenant_id": "t1", "namespace": "default", "stream": "demo"}
+    asks = {"request_id": r.choice(IDS), "ack": r.choice(("per_message", "per_batch"))}
+    return {"type": "publish", **names, "payload": base64.b64encode(value).decode(), **asks}
+
+
+def acked_publish(r: random.Random) -> tuple[bytes, list[bytes], int, bool]:
+    """A frame to the target of `target()`: its bytes, its values, its request_id, whether it is JSON."""
+    if r.random() < 0.5:
+        values, request_id = [generate.blob(r) for _ in range(r.randrange(1, 4))], r.choice(IDS)
+        return acked(target(), request_id, r.choice((1, 2)), *values), values, request_id, False
+    value = generate.blob(r)
+    fields = publish_fields(r, value)
+    return frame(0, get_text(r, fields)), [value], fields["request_id"], True
+
+
+def odd_publish(r: random.Random) -> bytes:
+    """A frame that is no plain acknowledged publish to the target of `target()`: the session decides."""
+    fields = publish_fields(r, b"value")
+    changes: tuple[tuple[str, Any], ...] = (
+        ("payload", "dmFsdWU"), ("payload", "dmFsdWV="), ("payload", "dmFs\ndWU="), ("payload", "dmFs-_U="), ("payload", "===="),
+        ("payload", "dm=="), ("payload", None), ("payload", 7), ("ack", "none"), ("ack", None), ("ack", "all"), ("key", "a2V5"),
+        ("headers", []), ("more", 1), ("type", "publish_batch"), ("stream", "a\"b"), ("stream", "other"), ("request_id", "7"),
+        ("request_id", -1), ("request_id", 1 << 64), ("request_id", 1.5), ("request_id", None),
+    )  # fmt: skip
+    name, value = r.choice(changes)
+    text, left_out = json.dumps({**fields, name: value}).encode(), r.choice(list(fields))
+    missing = json.dumps({one: fields[one] for one in fields if one != left_out}).encode()
+    return r.choice(
+        (
+            frame(0, text),
+            frame(0, text),
+            frame(0, missing),
+            frame(0, json.dumps(fields).encode() + b"x"),
+            unacked(target(), b"v"),
+            acked(target(), 1, 1),
+            acked(target(), 1, 1, b"v", key=b"k"),
+            acked(target(), 1, 3, b"v"),
+            acked(target(stream="other"), 1, 1, b"v"),
+            frame(r.choice(OTHER_FLAGS), b"payload"),
+        )
+    )
 
 
 # -- gets of a cache --------------------------------------------------------------------------------------------------

@@ -134,6 +134,59 @@ def gets(native: ModuleType, r: random.Random) -> None:
     assert answered_alike(native, odd, 0, FRAME_MAX, scopes, 1, True) == (b"", 0, 0, 0)
 
 
+def rows_of(k: ModuleType, batch: bytes) -> Any:
+    return k.rows(batch, 0, int.from_bytes(batch[24:28], "little"))
+
+
+def appended_alike(
+    native: ModuleType, data: bytes, partitions: int, target: bytes, frame_max: int, offsets: bool, handle: int = 0
+) -> tuple[Any, list[tuple[int, bytes]]]:
+    """What both twins answer to a read, and what the partitions have then: (partition, value)."""
+    found = []
+    for k in (native, pure):
+        tails = k.Tails(bytes, 1 << 24, 100, 100)
+        slots = [tails.open(1 << 24) for _ in range(partitions)]
+        topic = tails.add_topic(slots) + handle
+        told = k.felix_append(tails, topic, target, data, frame_max, ORIGIN, NOW, offsets)
+        assert tails.dirty == (told is not None)
+        tails.seal(NOW + 1)
+        kept = [(number, batch) for number, slot in enumerate(slots) for batch in tails.read(slot, 0, 1 << 24)]
+        found.append((told, kept, tails.published(topic)))
+    assert found[0] == found[1]
+    told, kept, _ = found[0]
+    return told, [(number, row[3]) for number, batch in kept for row in rows_of(native, batch)]
+
+
+def publishes(native: ModuleType, r: random.Random) -> None:
+    """A read of nothing but acknowledged publishes to one topic is appended and answered, any other is not touched."""
+    asked = [felix_frames.acked_publish(r) for _ in range(r.randrange(1, 12))]
+    data, partitions, offsets = b"".join(one[0] for one in asked), r.randrange(1, 4), r.random() < 0.5
+    target = felix_frames.target()
+    told, kept = appended_alike(native, data, partitions, target, FRAME_MAX, offsets)
+    assert told is not None and told[2:] == asked[-1][2:4]
+    sent, turn, ends = [], 0, [0] * partitions
+    for (_, values, request_id, is_json), answer in zip(asked, felix.frames_of(told[0]), strict=True):
+        at = turn << 48 | ends[turn]
+        if is_json:
+            expected = {"type": "publish_ok", "request_id": request_id} | ({"offset": at} if offsets else {})
+            assert answer[0] == 0 and json.loads(answer[1]) == expected
+        else:
+            behind = at.to_bytes(8, "big") if offsets else b""
+            ack = 0x1010 if offsets else 0x0010
+            assert answer == (ack, b"\0" + request_id.to_bytes(8, "big") + b"\0\0" + behind)
+        sent += [(turn, value) for value in values]
+        ends[turn] += len(values)
+        turn = (turn + 1) % partitions
+    assert kept == sorted(sent, key=lambda one: one[0])
+    odd = felix_frames.odd_publish(r)
+    for piece in (odd, data + odd, odd + data, data[:-1], b""):
+        assert appended_alike(native, piece, partitions, target, FRAME_MAX, offsets) == (None, [])
+    assert appended_alike(native, data, partitions, felix_frames.target("t2"), FRAME_MAX, offsets) == (None, [])
+    assert appended_alike(native, data, partitions, target, FRAME_MAX, offsets, handle=1) == (None, [])
+    for _ in range(4):
+        appended_alike(native, generate.mutated(r, data), partitions, target, r.choice((FRAME_MAX, 150)), offsets)
+
+
 def texts(native: ModuleType, r: random.Random) -> None:
     depth = r.randrange(1, DEPTH + 2)
     for _ in range(4):
@@ -144,7 +197,7 @@ def texts(native: ModuleType, r: random.Random) -> None:
         same(native, "json_shape", generate.mutated(r, data))
 
 
-@pytest.mark.parametrize("kind", [reads, replies, events, gets, texts])
+@pytest.mark.parametrize("kind", [reads, replies, events, gets, publishes, texts])
 def test_twins_agree_on_seeded_input(native: ModuleType, kind: Callable[[ModuleType, random.Random], None]) -> None:
     for number in range(CASES // 4):
         try:

@@ -28,7 +28,7 @@ from quintet.net import turns as turns_module
 from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener
-from quintet.net.quic.streams import Writer
+from quintet.net.quic.writers import Writer
 from quintet.net.turns import LONE_READS, Turns
 from quintet.protocols import doors
 from quintet.server import Server

@@ -52,6 +52,7 @@ async def test_large_answers_taken_at_once_do_not_hold_the_stream_for_ever(tmp_p
 async def test_a_stream_that_waited_for_its_connection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 3 * limits.MIB
     monkeypatch.setattr("quintet.net.quic.streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.writers.CONNECTION_HIGH_BYTES", most)
     monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_HIGH_BYTES", most)
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()
@@ -74,6 +75,7 @@ async def test_many_streams_with_one_large_answer_each_are_bounded_together(
 ) -> None:
     most = 3 * limits.MIB
     monkeypatch.setattr("quintet.net.quic.streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.writers.CONNECTION_HIGH_BYTES", most)
     monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_HIGH_BYTES", most)
     async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
         opened = [await peer.login() for _ in range(20)]
@@ -94,8 +96,59 @@ async def test_what_was_on_its_way_to_a_stream_that_is_gone_is_no_new_stream(tmp
         stream, other = await peer.login(), await peer.login()
         (connection,) = listener.connections
         connection.event(quic_events.STOPPED, stream, (quic_events.STOPPED, connection.number, stream, 7))
-        data = (quic_events.DATA, connection.number, stream, b"the rest of a frame\n", False)
-        connection.event(quic_events.DATA, stream, data)  # as when both came with one datagram
+        connection.data(stream, b"the rest of a frame\n", False)  # as when both came with one datagram
         assert len(seen.sessions) == 2
         peer.send(other, b"hello\n")
         await peer.answer(other, b"hello\n")
+
+
+async def test_a_stream_is_not_read_on_if_its_quick_answer_says_so(tmp_path: Path) -> None:
+    """Of a session that published too much, or into a topic that is behind, nothing more is taken; its answer goes out all the same."""
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        session: Any = seen.sessions[0]
+
+        def waits(data: bytes, now: int) -> bytes:
+            session.quick, session.waits = None, True
+            return b"quick " + data
+
+        def holds(data: bytes, now: int) -> bytes:
+            session.quick, session.holding = None, True
+            return b"quick " + data
+
+        for quick in (waits, holds):
+            session.quick = quick
+            peer.send(stream, b"one\n")
+            await peer.answer(stream, b"quick one\n")
+            assert session.stream.paused
+            peer.send(stream, b"two\n")
+            await asyncio.sleep(0.05)
+            assert not peer.data[stream]
+            session.waits = False
+            listener.turns.run(session.stream.completed, None, None, None)
+            await peer.answer(stream, b"two\n")
+
+
+async def test_quick_answers_and_others_keep_their_order_and_are_counted(tmp_path: Path) -> None:
+    """Those that are true only when the turn ends go with the rest of its output, the others go to the endpoint at once."""
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        (connection,) = listener.connections
+        session: Any = seen.sessions[0]
+        done: list[bytes] = []
+
+        def at_once(data: bytes, now: int) -> bytes:
+            return data
+
+        def at_the_end(data: bytes, now: int) -> bytes:
+            listener.turns.soon(lambda: done.append(data))
+            return data
+
+        before = connection.bytes_out
+        for number in range(20):
+            session.quick = at_the_end if number % 3 else at_once
+            line = b"%d\n" % number
+            peer.send(stream, line)
+            await peer.answer(stream, line)
+            assert bool(number % 3) == (line in done)
+        assert connection.bytes_out - before == sum(len(b"%d\n" % number) for number in range(20))

@@ -311,6 +311,7 @@ async def test_a_connection_that_reads_nothing_at_all_is_bounded(
 ) -> None:
     most = 3 * limits.MIB
     monkeypatch.setattr("quintet.net.quic.streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.writers.CONNECTION_HIGH_BYTES", most)
     monkeypatch.setattr("quintet.net.quic.listener.CONNECTION_HIGH_BYTES", most)
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()

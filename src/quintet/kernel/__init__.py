@@ -73,6 +73,7 @@ peer_object = _chosen.peer_object
 peer_deliver = _chosen.peer_deliver
 felix_split = _chosen.felix_split
 felix_batch = _chosen.felix_batch
+felix_append = _chosen.felix_append
 felix_gets = _chosen.felix_gets
 felix_deliver = _chosen.felix_deliver
 felix_events = _chosen.felix_events

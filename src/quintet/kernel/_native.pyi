@@ -691,6 +691,26 @@ def felix_gets(
     the wrong type or missing, invalid UTF-8, a scope that is not in scopes, an answer over frame_bytes_max; and when the
     reply has bytes_max (at least 1)."""
 
+def felix_append(
+    tails: Tails[View],
+    handle: int,
+    target: bytes,
+    data: Buffer,
+    frame_bytes_max: int,
+    origin: bytes,
+    now: int,
+    offsets: bool,
+) -> tuple[bytes, int, int, bool] | None:
+    """Append a read that is nothing but acknowledged publishes to one topic in memory, each a batch of its own, as felix_split and `build`
+    make it: (answers, bytes of the batches, the last request_id, whether that publish came as JSON). The turn is to be sealed
+    (`Log.tails_appended`), then the answers are true. target: the names of the topic as 0x0009 has them; handle: its Tails.add_topic.
+    offsets: each answer has the offset of its first record, and the records have the time `now`.
+
+    Publishes are 0x0009 without another flag, with at least one value; and JSON (flags 0) with type, tenant_id, namespace, stream, payload,
+    request_id (a whole number below 2**64) and ack (per_message or per_batch), each once, in any order, without escapes, and
+    nothing else. None, and nothing is appended: something else is in data, a frame is not whole or malformed, another target, or the handle is not that of
+    an open topic in memory."""
+
 def felix_deliver(
     batch: Buffer, first: int, last: int, now: int, offsets: bool, high: int, frame_bytes_max: int, keys: bool = False
 ) -> tuple[bytes, int, list[tuple[int, int, int]]]:

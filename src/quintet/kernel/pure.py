@@ -34,6 +34,7 @@ from quintet.kernel.pure_felix import (
     felix_received,
     felix_split,
 )
+from quintet.kernel.pure_felix_append import felix_append
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one
 from quintet.kernel.pure_peer import peer_deliver, peer_object
@@ -68,6 +69,7 @@ __all__ = [
     "fast_publish",
     "fast_received",
     "fast_split",
+    "felix_append",
     "felix_batch",
     "felix_deliver",
     "felix_events",

@@ -40,8 +40,9 @@ class Get(NamedTuple):
     fields: dict[bytes, bytes]  # as they are echoed
 
 
-def _parse_get(text: bytes) -> Get | None:
-    """The cache_get in text, or None if it is not a plain one."""
+def flat_object(text: bytes, names: frozenset[bytes]) -> dict[bytes, bytes] | None:
+    """The fields of an object that has only some of these, each once, as they are written: strings without escapes in their quotes; only
+    request_id may be a number, below 2**64. None if it is anything else."""
     opened = SPACES.match(text)
     at = opened.end() if opened else 0
     if text[at : at + 1] != b"{":
@@ -54,7 +55,7 @@ def _parse_get(text: bytes) -> Get | None:
         if found is None:
             return None
         name, word, number, behind = found.groups()
-        if name not in FIELDS or name in fields:
+        if name not in names or name in fields:
             return None
         if number is not None:
             if name != b"request_id" or len(number) > MAX_U64_DIGITS or int(number) > MAX_U64:
@@ -69,6 +70,14 @@ def _parse_get(text: bytes) -> Get | None:
     try:
         text.decode()
     except UnicodeDecodeError:
+        return None
+    return fields
+
+
+def _parse_get(text: bytes) -> Get | None:
+    """The cache_get in text, or None if it is not a plain one."""
+    fields = flat_object(text, FIELDS)
+    if fields is None:
         return None
     scope = [fields[name][1:-1] for name in SCOPE if name in fields]
     if fields.get(b"type") != b'"cache_get"' or b"key" not in fields or len(scope) not in (0, len(SCOPE)):

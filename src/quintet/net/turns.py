@@ -59,8 +59,8 @@ class Turns:
     """One for all parts that share a loop. Belongs to the loop thread."""
 
     __slots__ = (
-        "_began", "_calls", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
-        "_marked_at", "_owing", "_queue", "_report", "_running", "_finishing", "begun", "connection_ids", "counts", "last", "latencies", "lone_read", "reads", "seconds", "worst",
+        "_began", "_counted_from", "_counting", "_due", "_ending", "_ends", "_gathering", "_lone", "_loop", "_mark",
+        "_marked_at", "_owing", "_queue", "_report", "_running", "_finishing", "begun", "calls", "connection_ids", "counts", "last", "latencies", "lone_read", "reads", "seconds", "worst",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
@@ -68,7 +68,7 @@ class Turns:
         self._report = report
         self._queue: deque[Callable[[], None]] = deque()
         self._due = False  # a callback for the queue is on its way
-        self._calls: list[Callable[[], None]] = []  # for the end of this turn
+        self.calls: list[Callable[[], None]] = []  # for the end of this turn
         self._ending = False  # a callback for them is on its way
         self._gathering = False  # a callback runs that will run them itself
         self._finishing = False  # they run
@@ -162,7 +162,7 @@ class Turns:
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call at the end of this turn."""
-        self._calls.append(call)
+        self.calls.append(call)
         if not self._gathering and not self._finishing:
             self._end_soon()
 
@@ -213,25 +213,25 @@ class Turns:
         """What waits, in order, then what that wants soon, at most FINISH_ROUNDS_MAX times. What one turn has no time for is done in
         the next."""
         self._gathering = self.lone_read.under_way = False
-        if not self._calls:
+        if not self.calls:
             return
         self._finishing = True
         rounds = FINISH_ROUNDS_MAX
-        while self._calls and rounds:
+        while self.calls and rounds:
             rounds -= 1
-            calls, self._calls = self._calls, []
+            calls, self.calls = self.calls, []
             for number, call in enumerate(calls, 1):
                 self._running = call
                 try:
                     call()
                 except Exception as error:
                     self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
-                if (number < len(calls) or self._calls) and self.over():
-                    self._calls[:0] = calls[number:]
+                if (number < len(calls) or self.calls) and self.over():
+                    self.calls[:0] = calls[number:]
                     rounds = 0
                     break
         self._finishing = False
-        if self._calls:
+        if self.calls:
             self._end_soon()
 
     def _end_turn(self) -> None:

@@ -30,7 +30,8 @@ What a session owes beside its methods, and is owed:
 
 Four members are read only where a session has them: `direct` (class Direct), `quick_ack` (the peer waits for the acknowledgement of TCP itself), `making`
 (SessionConnection.claim), and over QUIC `quick`: None, or what answers a whole read in one call, (bytes, now) to the answer. It gives
-nothing if `receive` has to take the read; what it answers owes nothing, waits for nothing and leaves nothing.
+nothing if `receive` has to take the read; what it answers owes nothing, is true when the turn ends, and leaves nothing. If it is None behind
+an answer, the stream looks at `holding` and `congestion`, as behind `receive`.
 """
 
 from collections import deque

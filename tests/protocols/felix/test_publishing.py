@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from quintet import kernel
+from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Acl
+from quintet.broker.sections import Tenant
+from quintet.broker.topics.policy import TopicPolicy, TopicRule
+from quintet.model.errors import TopicNotFound
 from quintet.model.keys import fnv1a
+from quintet.protocols.base import WAIT
 from quintet.protocols.felix import codec, frames
 from tests.protocols.felix.helpers import DEMO, NEWER, PLAIN, FelixSim, batch, subscribe, token
 
@@ -160,3 +165,137 @@ def test_offsets_in_acknowledgements_for_those_who_asked(sim: FelixSim) -> None:
     ]
     bad = batch(b"x", request_id=5, scope=("t1", "a/b", "c"))
     assert stream.ask(bad) == [(1, 5, "namespace: no / and no NUL", 4, 5)]  # an invalid request, which stays so
+
+
+# -- reads that are answered in one call ------------------------------------------------------------------------------------
+
+
+def in_memory(**options: Any) -> FelixSim:
+    policy = TopicPolicy([TopicRule("*", durability="memory")], **options)
+    return FelixSim(BrokerOptions(topics=policy))
+
+
+def json_ask(number: int, payload: bytes = b"json") -> codec.Publish:
+    return codec.Publish(**SCOPE, payload=payload, request_id=number, ack="per_message")
+
+
+@pytest.mark.parametrize("flags", [PLAIN, NEWER])
+def test_publishes_in_memory_are_answered_in_one_call(flags: int) -> None:
+    """With the same answers, in the same order, and the same records as the long way."""
+    sim = in_memory()
+    sim.broker.create_topic(b"t1/default/demo", PARTITIONS)
+    stream = sim.connect().auth(flags=flags)
+    offset, place = flags == NEWER, 0
+    for number in range(1, 9):
+        reads: tuple[tuple[bytes | codec.Publish, ...], ...] = (
+            (batch(b"binary", request_id=number),),
+            (json_ask(number),),
+            (batch(b"one", b"two", request_id=number), json_ask(number), batch(b"three", request_id=number)),
+        )
+        for read in reads:
+            plain = codec.PublishOk(request_id=number), (0, number, "")
+            answers = [plain[0] if isinstance(ask, codec.Publish) else plain[1] for ask in read]
+            said = stream.ask(*read)
+            if offset:
+                told = [one.offset if isinstance(one, codec.PublishOk) else one[3] for one in said]
+                assert all(isinstance(one, int) for one in told) and len(set(told)) == len(told)
+                said = [plain[0] if isinstance(one, codec.PublishOk) else one[:3] for one in said]
+            assert said == answers
+            place += 1
+    assert stream.quick_answers == place - 1, "the first one finds the topic"
+    values = sorted(value or b"" for _, _, value in rows_of(sim))
+    assert values == sorted([b"binary", b"json", b"one", b"two", b"json", b"three"] * 8)
+
+
+def test_a_read_with_anything_else_goes_the_long_way() -> None:
+    sim = in_memory()
+    stream = sim.connect().auth(flags=PLAIN)
+    for _ in range(3):
+        assert stream.ask(batch(b"x", request_id=1)) == [(0, 1, "")]
+    assert stream.quick_answers == 2
+    other = batch(b"y", request_id=2, scope=("t1", "default", "other"))
+    assert stream.ask(batch(b"x", request_id=1), other) == [(0, 1, ""), (0, 2, "")]
+    assert stream.ask(batch(b"x", request_id=3), batch(b"unacknowledged"), batch(b"x", request_id=4)) == [
+        (0, 3, ""),
+        (0, 4, ""),
+    ]
+    half = batch(b"x", request_id=5)
+    assert stream.ask(half[:20]) == [] and stream.ask(half[20:]) == [(0, 5, "")]
+    assert stream.ask(batch(request_id=6)) == [(0, 6, "")], "an empty batch"
+    large = batch(bytes(100_000), request_id=7)
+    assert stream.ask(large) == [(0, 7, "")]
+    assert stream.quick_answers == 2
+    assert len(rows_of(sim)) == 3 + 1 + 3 + 1 + 1
+
+
+def test_a_quick_publish_asks_for_rights_again_when_they_change() -> None:
+    sim = in_memory()
+    stream = sim.connect().auth(flags=PLAIN)
+    for number in range(3):
+        assert stream.ask(batch(b"x", request_id=number)) == [(0, number, "")]
+    assert stream.quick_answers == 2
+    sim.broker.access.set_acl(Acl("t1/default/demo", users=("bob",)))
+    assert stream.ask(batch(b"x", request_id=3))[0][:2] == (1, 3)
+    assert stream.quick_answers == 2 and len(rows_of(sim)) == 3
+
+
+def test_a_deleted_topic_takes_no_quick_publish() -> None:
+    sim = in_memory()
+    stream = sim.connect().auth(flags=PLAIN)
+    for number in range(3):
+        stream.ask(batch(b"x", request_id=number))
+    topic = sim.broker.topics.find(b"t1/default/demo")
+    topic.forget(TopicNotFound("deleted"))
+    assert stream.ask(batch(b"x", request_id=3))[0][:2] == (1, 3)
+    assert stream.quick_answers == 2
+
+
+def test_a_quick_publish_counts_against_the_rate_of_its_tenant() -> None:
+    quota = Tenant(name="t", publish_bytes_per_second_max=10_000)
+    policy = TopicPolicy([TopicRule("*", durability="memory")])
+    sim = FelixSim(BrokerOptions(tenants={"t1": quota}, topics=policy))
+    stream = sim.connect().auth()
+    for number in range(2):
+        assert stream.ask(batch(bytes(1_000), request_id=number)) == [(0, number, "")]
+    assert stream.ask(batch(bytes(15_000), request_id=2)) == [(0, 2, "")]
+    assert stream.quick_answers == 2 and stream.held() and stream.felix.quick is None
+    assert stream.ask(batch(b"later", request_id=3)) == []
+    sim.advance(2_000_000)
+    assert stream.said() == [(0, 3, "")]
+
+
+def test_a_quick_publish_stops_where_queues_are_bounded() -> None:
+    sim = in_memory(queue_messages_max=3)
+    stream = sim.connect().auth(flags=PLAIN)
+    for number in range(3):
+        assert stream.ask(batch(b"x", request_id=number)) == [(0, number, "")]
+    assert stream.quick_answers == 2
+    reader = sim.connect().auth()
+    assert isinstance(reader.ask(subscribe(subscription_id=1, ack="explicit", credit=1))[0], codec.Subscribed)
+    said = [stream.ask(batch(b"x", request_id=number))[0][0] for number in range(3, 9)]
+    assert said == [0, 0, 0, 1, 1, 1], "the queue is full"
+    assert stream.quick_answers == 2
+
+
+def test_a_quick_publish_ends_quick_answers_while_the_disk_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = in_memory()
+    stream = sim.connect().auth(flags=PLAIN)
+    for number in range(3):
+        stream.ask(batch(b"x", request_id=number))
+    assert stream.quick_answers == 2
+    monkeypatch.setattr(sim.broker, "overloaded", lambda: True)
+    assert stream.ask(batch(b"x", request_id=3)) == [(0, 3, "")]
+    assert stream.quick_answers == 3 and stream.felix.congestion() == WAIT
+    assert not stream.felix.quick, "the stream has to look"
+    assert len(rows_of(sim)) == 4
+
+
+def test_a_long_publish_does_not_let_the_next_one_overtake_answers() -> None:
+    """It is read in a thread, so it is acted on outside of a read, while answers that wait for the disk may be ahead of it."""
+    sim = in_memory(cache_durability="fsync")
+    stream = sim.connect().auth(flags=PLAIN)
+    cache: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "c"}
+    long = json_ask(1, bytes(300_000))
+    for _ in range(3):
+        answers = stream.ask(codec.CachePut(**cache, key="k", value=b"v"), long, batch(b"x", request_id=2))
+        assert answers == [codec.Ok(), codec.PublishOk(request_id=1), (0, 2, "")]

@@ -24,7 +24,8 @@ from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
 from quintet.net.quic.endpoint import Endpoint, make_endpoint
 from quintet.net.quic.events import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE
-from quintet.net.quic.streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
+from quintet.net.quic.streams import CODE_LIMIT, Stream
+from quintet.net.quic.writers import CONNECTION_HIGH_BYTES, OutletStream, Writer
 from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession
 from quintet.protocols.options import QuicSection
@@ -211,23 +212,25 @@ class QuicConnection:
 
     # -- for the listener ------------------------------------------------------------------------------------------
 
+    def data(self, number: int, data: bytes, fin: bool) -> None:
+        """DATA of one stream, perhaps the first of it."""
+        self.bytes_in += len(data)
+        stream = self._streams.get(number)
+        if stream is None:
+            if self.closing or number & 3:
+                return  # an outlet carries nothing back
+            stream = self._streams[number] = Stream(self, number)
+            if not self._used:
+                self._used = True
+                self._end_reserve()
+            self._empty_since = None
+            self.watch(stream)
+        stream.data(data, fin)
+        if self.meter is not None:
+            stream.wait(self.meter.received(len(data), self.listener.monotonic()))
+
     def event(self, kind: int, number: int, event: QuicEvent) -> None:
-        """DATA, WRITABLE, STOPPED, RESET or SENT of one stream."""
-        if kind == DATA:
-            stream = self._streams.get(number)
-            if stream is None:
-                if self.closing or number & 3:
-                    return  # an outlet carries nothing back
-                stream = self._streams[number] = Stream(self, number)
-                if not self._used:
-                    self._used = True
-                    self._end_reserve()
-                self._empty_since = None
-                self.watch(stream)
-            stream.data(event[3], event[4])
-            if self.meter is not None:
-                stream.wait(self.meter.received(len(event[3]), self.listener.monotonic()))
-            return
+        """WRITABLE, STOPPED, RESET or SENT of one stream."""
         writer: Writer | None = self._streams.get(number) or self._outlets.get(number)
         if writer is None:
             return
@@ -445,19 +448,30 @@ class QuicListener:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
-        self.turns.run(self._take)
-
-    def _take(self) -> None:
+        turns, endpoint = self.turns, self.endpoint
+        began = turns.begin()
         self.takes += 1
         self._soon = True  # what this turn makes is flushed below, not by another callback
-        self.endpoint.hold()
-        self.turns.gather()
         try:
-            for event in self.endpoint.take(TAKE_BYTES):
-                self._event(event)
+            endpoint.hold()
+            turns.gather()
+            try:
+                events = endpoint.take(TAKE_BYTES)
+                turns.lone_read.under_way = len(events) == 1  # nobody adds to what it appends
+                for event in events:
+                    if event[0] == DATA and (connection := self._by_number.get(event[1])) is not None:
+                        try:
+                            connection.data(event[2], event[3], event[4])
+                        except Exception as error:
+                            self.fault(connection, "receive", error)
+                    else:
+                        self._event(event)
+            finally:
+                turns.finish()  # what needs no disk is answered in the same turn
+                self._flush()
         finally:
-            self.turns.finish()  # what needs no disk is answered in the same turn
-            self._flush()
+            if began:
+                turns.end(self._ready)
 
     def _event(self, event: QuicEvent) -> None:
         kind, number = event[0], event[1]
@@ -471,8 +485,6 @@ class QuicListener:
             if kind == CLOSED:
                 connection.lost()
             else:
-                if kind == DATA:
-                    connection.bytes_in += len(event[3])
                 connection.event(kind, event[2], event)
         except Exception as error:
             self.fault(connection, "receive", error)

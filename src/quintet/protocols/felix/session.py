@@ -44,6 +44,7 @@ DOCUMENT: Final = "document"
 
 HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate looks again
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
+QUICK_BYTES_MAX: Final = 64 * limits.KIB  # of a read of publishes that is answered in one call
 JWT_DOTS: Final = 2
 
 
@@ -73,8 +74,8 @@ class FelixSession(ConsumerRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_deadline", "_held", "_known", "_leaving", "_left", "_named", "_origin", "_peer", "_request", "_state", "_targets", "_tenant",
-        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
+        "_appends_to", "_deadline", "_held", "_known", "_leaving", "_left", "_named", "_origin", "_peer", "_request", "_state",
+        "_targets", "_tenant", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(
@@ -120,9 +121,9 @@ class FelixSession(ConsumerRequests):
         self._request: Id = None  # of that request
         self._named: tuple[tuple[str, str, str], bytes] | None = None  # of the last publish in JSON, and as `target`
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
-        self.quick: Callable[[bytes, int], bytes] | None = (
-            None  # for a read like the last one, which was nothing but gets
-        )
+        self._appends_to: tuple[int, bytes, Topic, str] | None = None  # the kernel may: handle, names, tenant
+        # For a read like the last one, which was nothing but gets, or acknowledged publishes to one topic in memory.
+        self.quick: Callable[[bytes, int], bytes] | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
@@ -163,6 +164,9 @@ class FelixSession(ConsumerRequests):
             if position < size:
                 self._turn_is_over()
         if not self._going:
+            if self._appends_to is not None and position == size and self._state is PUBLISHED:
+                # If nothing of it is left, waits or holds, the next read may be answered in one call.
+                self.quick = None if self.unanswered or self._held or self.stopped else self._answer_publishes
             return position
         self._close_if_done()
         return size
@@ -226,7 +230,7 @@ class FelixSession(ConsumerRequests):
         self._close_if_done()
 
     def closed(self) -> None:
-        self._topic = None
+        self._topic = self.quick = self._appends_to = None
         polls, self._polls = self._polls or (), None
         for poll in polls:
             poll.cancel()
@@ -354,7 +358,7 @@ class FelixSession(ConsumerRequests):
 
     def _look_again(self, bearer: Bearer, now: int) -> None:
         """Access changed, or a token expired: take the rights as they are now, or leave, and all that it subscribed to."""
-        self._epoch = self._broker.access.epoch
+        self._epoch, self.quick, self._appends_to = self._broker.access.epoch, None, None
         self._reach.forget()
         if bearer.valid(now):
             self._deadline = bearer.check_at()
@@ -522,6 +526,8 @@ class FelixSession(ConsumerRequests):
                 where = topic.publish(batch, count, True, None, where)
                 ends = topic.partitions[where].end if self._dialect.ack_offsets else count
                 self._replies.put(self._published(answer, None, codec.wire_offset(where, ends - count)))
+                if key is None and not topic.bounded and (handle := topic.direct) is not None:
+                    self._appends_to = handle, target, topic, tenant
             else:
                 answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), where)
                 self._replies.add(answer)
@@ -536,6 +542,29 @@ class FelixSession(ConsumerRequests):
         if tenant and self._broker.tenants.published(tenant, len(batch), self._broker.scheduler.monotonic()):
             self._tenant = tenant
             self._hold()
+
+    def _answer_publishes(self, data: bytes, now: int) -> bytes:
+        """A read of nothing but acknowledged publishes to the topic of the last one: all answers. Empty: `receive` takes it. Behind
+        it `quick` is None if the stream must look whether it may be read on (`holding`, `congestion`)."""
+        broker = self._broker
+        if self._appends_to is None or self._epoch != broker.access.epoch or len(data) > QUICK_BYTES_MAX:
+            return b""
+        handle, target, topic, tenant = self._appends_to
+        appended = kernel.felix_append(
+            broker.tails, handle, target, data, self._options.frame_bytes_max, self._origin, now, self._dialect.ack_offsets
+        )  # fmt: skip
+        if appended is None:
+            self._appends_to = None  # until the next publish that is like it
+            return b""
+        answers, size, self._request, is_json = appended
+        self.operation = "publish" if is_json else "binary batch"
+        broker.tails_appended()
+        if tenant and broker.tenants.published(tenant, size, broker.scheduler.monotonic()):
+            self._tenant, self.quick = tenant, None
+            self._hold()
+        elif (topic.subscriptions and topic.overrun()) or broker.overloaded():
+            self.quick = None
+        return answers
 
     def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
         """A document client's that nobody waits for is answered once until one is taken again: it may not even read."""
