@@ -612,7 +612,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._count_failures()
             if self._asked_at:
                 self._measure()
-            if self._socket is not None:
+            if self._socket is not None and (self._socket.was_lent or getattr(session, "direct", None) is not None):
                 self._lend_reader()
         except Exception as fault:
             self.fault(where, fault)

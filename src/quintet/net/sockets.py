@@ -54,6 +54,9 @@ class Client(Protocol):
 
     def fault(self, where: str, error: Exception) -> None: ...
 
+    def turn_facts(self) -> dict[str, object]:
+        """For the log, if what it did took long."""
+
     def count_moved(self, bytes_in: int, bytes_out: int) -> None:
         """The kernel moved these by itself, and moves no more."""
 
@@ -126,6 +129,7 @@ class Hub:
         self.sockets = kernel.Sockets(self.read_view, limits.WRITE_HIGH_BYTES, limits.WRITE_LOW_BYTES)
         self.publishing = publishing
         self.turns = self._turns = turns
+        self.lent = 0  # connections whose reads the kernel may take
         loop.add_reader(self.sockets.fileno(), self._ready)
 
     def close(self) -> None:
@@ -142,6 +146,8 @@ class Hub:
 
     def _next(self) -> "tuple[SocketTransport, int, object, bool] | None":
         publishing = self.publishing
+        if not self.lent:  # then what a reader is good for is not asked
+            return self.sockets.next(0, 0, False)
         return self.sockets.next(time_ns() // 1000, publishing.epoch(), publishing.is_direct())
 
     def _read_one(self) -> None:
@@ -149,6 +155,7 @@ class Hub:
         turns = self._turns
         turns.alone(True)
         turns.begin()
+        ended: Callable[..., None] = self._ready
         try:
             found = self._next()
             if found is None:
@@ -156,11 +163,12 @@ class Hub:
                 self._hold_passed()
                 if gathers:
                     turns.finish()
+            else:
+                owner, size, split, measured = found
+                ended = owner.act
+                ended(size, split, measured)
         finally:
-            turns.end(self._ready)
-        if found is not None:
-            owner, size, split, measured = found
-            owner.act(size, split, measured)
+            turns.end(ended)
 
     def _read_many(self) -> None:
         """Connections that are read together share one end of turn. Those that Python acts for have a turn of their own each."""
@@ -212,7 +220,7 @@ class SocketTransport(asyncio.Transport):
     """One connection."""
 
     __slots__ = (
-        "_behind", "_closing", "_hub", "_id", "_lent", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets",
+        "_behind", "_closing", "_hub", "_id", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets", "lent", "was_lent",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, connected: socket.socket, protocol: Client, peer: object) -> None:
@@ -224,7 +232,8 @@ class SocketTransport(asyncio.Transport):
         self._closing = self._lost = False  # no more is read; the protocol was told, or will be
         self._paused = False  # the protocol was told that much is unsent
         self._reading = True
-        self._lent = False  # the kernel was last given a reader
+        self.lent = False  # the kernel was last given a reader
+        self.was_lent = False  # it was ever given one: only then there may be something to take over
         self._behind = False  # its answers wait for the session's
         self._id = self._sockets.add(connected.fileno(), self)
         protocol.connection_made(self)
@@ -242,10 +251,14 @@ class SocketTransport(asyncio.Transport):
         else:
             self._protocol.taken(size, split, measured)
 
+    def turn_facts(self) -> dict[str, object]:
+        return self._protocol.turn_facts()
+
     def _read(self) -> None:
         if self._closing:
             return
-        self.take_over()
+        if self.was_lent:
+            self.take_over()
         size = self._sockets.recv(self._id, self._protocol.get_buffer(-1))
         if size is None:
             return
@@ -266,9 +279,12 @@ class SocketTransport(asyncio.Transport):
     def allow(self, reader: DirectReader | None, owed: bool) -> None:
         """The kernel may take reads by this reader, while rights are what they are. None: it may not. owed: the session has answers to send
         before those of the kernel, and calls this again when they are sent."""
-        if not self._closing and (reader is not None or self._lent or self._behind):
-            self._lent = reader is not None
-            self._behind = owed and (self._lent or self._behind)
+        if not self._closing and (reader is not None or self.lent or self._behind):
+            lent = reader is not None
+            self._hub.lent += lent - self.lent
+            self.lent = lent
+            self.was_lent = self.was_lent or lent
+            self._behind = owed and (lent or self._behind)
             if self._sockets.allow(self._id, reader, self._hub.publishing.epoch(), owed):
                 self.above_mark()
 
@@ -355,6 +371,7 @@ class SocketTransport(asyncio.Transport):
         in_, out = self.moved
         self._protocol.count_moved(in_, out)
         self._closing = self._lost = True
+        self._hub.lent -= self.lent
         self._sockets.remove(self._id)
         self._hub.loop.call_soon(self._end, error)
 
