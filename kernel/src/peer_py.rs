@@ -1,4 +1,4 @@
-//! Objects of peerbus: the functions `peer_object` and `peer_deliver` of `_native.pyi`. Read and write what is plain.
+//! Objects of peerbus: the functions `peer_object`, `peer_deliver` and `peer_frame` of `_native.pyi`. Read and write what is plain.
 //!
 //!     {"protocol_version":"v1","type":"ack","id":"KEY"}
 //!     {"protocol_version":"v1","id":"S","from":"S","to":"S","ts":"S","source":"S","kind":"S","body":RAW,"hmac":"S"}
@@ -103,6 +103,46 @@ fn may_be_for_everyone(value: &[u8]) -> bool {
     false
 }
 
+/// Can this record stand in its deliver frame as it is, and is it for one peer?
+fn stands(key: &[u8], value: &[u8], lines: bool) -> bool {
+    is_key(key) && !may_be_for_everyone(value) && !(lines && value.contains(&b'\n'))
+}
+
+/// Of the object around this record, without what a frame or a line adds.
+fn object_bytes(key: &[u8], value: &[u8]) -> usize {
+    DELIVER.len() + key.len() + MIDDLE.len() + value.len() + 1
+}
+
+fn framed_bytes(size: usize, lines: bool) -> usize {
+    size + if lines { 1 } else { head_bytes(size) }
+}
+
+/// Writes one deliver frame; how long it is.
+fn put_frame(out: &mut [u8], key: &[u8], value: &[u8], lines: bool) -> usize {
+    let mut at = if lines { 0 } else { put_head(out, TEXT, object_bytes(key, value)) };
+    for piece in [DELIVER, key, MIDDLE, value, b"}", if lines { b"\n".as_slice() } else { b"" }] {
+        out[at..at + piece.len()].copy_from_slice(piece);
+        at += piece.len();
+    }
+    at
+}
+
+#[pyfunction]
+pub fn peer_frame<'py>(
+    py: Python<'py>,
+    key: &[u8],
+    value: &[u8],
+    lines: bool,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    if !stands(key, value, lines) {
+        return Ok(None);
+    }
+    unzeroed_bytes(py, framed_bytes(object_bytes(key, value), lines), |out| {
+        put_frame(out, key, value, lines);
+    })
+    .map(Some)
+}
+
 #[pyfunction]
 pub fn peer_deliver<'py>(
     py: Python<'py>,
@@ -126,36 +166,18 @@ pub fn peer_deliver<'py>(
         let value = batch.entry(w.value_offsets, w.value_data, count, i).map_err(refuse)?;
         let origin = batch.origin(batch.origin_number(i)).map_err(refuse)?;
         let there = !batch.is_null(w.key_bitmap, i) && !batch.is_null(w.value_bitmap, i);
-        if !there || !origin.starts_with(ORIGIN) || !is_key(key) || may_be_for_everyone(value) {
+        if !there || !origin.starts_with(ORIGIN) || !stands(key, value, lines) {
             return Ok(None);
         }
-        if lines && value.contains(&b'\n') {
-            return Ok(None);
-        }
-        let size = DELIVER.len() + key.len() + MIDDLE.len() + value.len() + 1;
-        total += size + if lines { 1 } else { head_bytes(size) };
-        found.push((key, value, size));
+        total += framed_bytes(object_bytes(key, value), lines);
+        found.push((key, value));
     }
     let frames = unzeroed_bytes(py, total, |out| {
         let mut at = 0;
-        let mut put = |bytes: &[u8], at: &mut usize| {
-            out[*at..*at + bytes.len()].copy_from_slice(bytes);
-            *at += bytes.len();
-        };
-        for (key, value, size) in &found {
-            if !lines {
-                let mut head = [0; 10];
-                let used = put_head(&mut head, TEXT, *size);
-                put(&head[..used], &mut at);
-            }
-            for piece in [DELIVER, key, MIDDLE, value, b"}".as_slice()] {
-                put(piece, &mut at);
-            }
-            if lines {
-                put(b"\n", &mut at);
-            }
+        for (key, value) in &found {
+            at += put_frame(&mut out[at..], key, value, lines);
         }
     })?;
-    let keys = PyList::new(py, found.iter().map(|(key, _, _)| text(key).unwrap_or_default()))?;
+    let keys = PyList::new(py, found.iter().map(|(key, _)| text(key).unwrap_or_default()))?;
     Ok(Some((keys, frames)))
 }

@@ -1,4 +1,4 @@
-"""kernel.peer_object, peer_deliver and ws_frame on both twins: what is plain, what is left to Python, and the twins against each other."""
+"""kernel.peer_object, peer_deliver, peer_frame and ws_frame on both twins: what is plain, what is left to Python, and the twins against each other."""
 
 import json
 import random
@@ -208,3 +208,8 @@ def test_the_twins_deliver_alike(records: list[tuple[bytes | None, bytes | None]
         assert native.peer_deliver(made, first, len(records), lines) == pure.peer_deliver(
             made, first, len(records), lines
         )
+    for key, value in records:
+        if key is not None and value is not None:
+            frame = native.peer_frame(key, value, lines)
+            found = native.peer_deliver(batch(pure, [(key, value)]), 0, 1, lines)
+            assert frame == pure.peer_frame(key, value, lines) == (None if found is None else found[1])

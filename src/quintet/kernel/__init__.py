@@ -71,6 +71,7 @@ ws_split = _chosen.ws_split
 ws_frame = _chosen.ws_frame
 peer_object = _chosen.peer_object
 peer_deliver = _chosen.peer_deliver
+peer_frame = _chosen.peer_frame
 felix_split = _chosen.felix_split
 felix_batch = _chosen.felix_batch
 felix_gets = _chosen.felix_gets

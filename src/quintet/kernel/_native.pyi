@@ -776,6 +776,10 @@ def peer_deliver(batch: Buffer, first: int, last: int, lines: bool) -> tuple[lis
     them did not come in by this door, may be a broadcast, or cannot stand in its frame as it is, or if offsets are
     missing between them: whoever asks has to look at each."""
 
+def peer_frame(key: bytes, value: bytes, lines: bool) -> bytes | None:
+    """The deliver frame of one record that came in by this door, of its key and value: what `peer_deliver` makes of a batch with it alone. None:
+    whoever asks has to look at it."""
+
 # -- QUIC -------------------------------------------------------------------------------------------------------------
 
 class QuicEndpoint:

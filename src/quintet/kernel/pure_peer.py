@@ -53,14 +53,21 @@ def peer_deliver(batch: Buffer, first: int, last: int, lines: bool) -> tuple[lis
         return None
     keys, frames = [], []
     for _, _, key, value, _, _, origin in found:
-        if key is None or value is None or not origin.startswith(_ORIGIN) or not _is_key(key) or b'"*"' in value:
+        if key is None or value is None or not origin.startswith(_ORIGIN):
             return None
-        if lines and b"\n" in value:
+        frame = peer_frame(key, value, lines)
+        if frame is None:
             return None
-        said = b'{"protocol_version":"v1","type":"deliver","delivery_key":"%b","envelope":%b}' % (key, value)
         keys.append(key.decode())
-        frames.append(said + b"\n" if lines else ws_frame(TEXT, said))
+        frames.append(frame)
     return keys, b"".join(frames)
+
+
+def peer_frame(key: bytes, value: bytes, lines: bool) -> bytes | None:
+    if not _is_key(key) or b'"*"' in value or (lines and b"\n" in value):
+        return None
+    said = b'{"protocol_version":"v1","type":"deliver","delivery_key":"%b","envelope":%b}' % (key, value)
+    return said + b"\n" if lines else ws_frame(TEXT, said)
 
 
 def _is_key(text: bytes) -> bool:

@@ -89,7 +89,7 @@ class Messages(Protocol):
         """A message that is not text."""
 
     def end_read(self) -> None:
-        """The read is over."""
+        """The read is over, or failed."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None: ...
     def on_completed(self, token: object, result: object, error: Exception | None) -> None: ...
@@ -173,8 +173,10 @@ class WebSocketSession:
             self._quiet = 0
             if not view:
                 inner.receive(view, now)  # access rights changed: the session checks its own
-            position = self._frames(view, position, now)
-            inner.end_read()
+            try:
+                position = self._frames(view, position, now)
+            finally:
+                inner.end_read()
             self.auth_failures = inner.auth_failures
         if inner.closing is not None:
             self._end_with_session()

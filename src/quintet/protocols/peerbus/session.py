@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from quintet import kernel
 from quintet.broker.core import Broker
-from quintet.broker.doors.mailbox import TOPIC_PREFIX, Mailbox
+from quintet.broker.doors.mailbox import TOPIC_PREFIX, AppendedLetter, Mailbox
 from quintet.broker.identity.access import Principal
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
@@ -142,7 +142,13 @@ class PeerSession:
         if bytes(view[self._scanned :]).find(b"\n") < 0:
             self._unfinished(len(view))
             return 0
-        data = bytes(view)
+        try:
+            return self._lines_of(bytes(view), now)
+        finally:
+            self.end_read()
+
+    def _lines_of(self, data: bytes, now: int) -> int:
+        """How much of this was taken."""
         at = self._scanned = blank = 0
         while self.closing is None:
             end = data.find(b"\n", at)
@@ -164,7 +170,6 @@ class PeerSession:
                 if blank % BLANKS_AT_ONCE == 0 and self._sink.turn_over():
                     self.stopped = True
                     break
-        self.end_read()
         return at
 
     def _unfinished(self, size: int) -> None:
@@ -217,7 +222,11 @@ class PeerSession:
         if self._pending is None:
             self._pending = {}
         pending, above = self._pending, partition << PARTITION_SHIFT
-        plain = kernel.peer_deliver(batch.buffer, first, last, self._lines)
+        if isinstance(batch, AppendedLetter):
+            frame = kernel.peer_frame(batch.letter[1], batch.letter[2], self._lines)
+            plain = None if frame is None else ([batch.letter[1].decode()], frame)
+        else:
+            plain = kernel.peer_deliver(batch.buffer, first, last, self._lines)
         if plain is not None:
             keys, frames = plain
             place = above | batch.base_offset + first
@@ -504,20 +513,22 @@ class PeerSession:
         self._acked.append(place)
 
     def end_read(self) -> None:
-        """Settle what this read acknowledged, and have written what it sent."""
+        """Settle what this read acknowledged, and have written what it sent, whatever went wrong before: what was taken is not this session's alone."""
         self._said = 0
-        acked = self._acked
-        if acked is not None:
-            self._acked = None
-            subscription = None if self._mailbox is None else self._mailbox.subscription
-            if subscription is not None:
-                if len(acked) == 1:
-                    subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
-                else:
-                    _settle(subscription, acked)
-        if self._sent:
-            self._sent = False
-            self._broker.peers.read_taken()
+        try:
+            acked = self._acked
+            if acked is not None:
+                self._acked = None
+                subscription = None if self._mailbox is None else self._mailbox.subscription
+                if subscription is not None:
+                    if len(acked) == 1:
+                        subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
+                    else:
+                        _settle(subscription, acked)
+        finally:
+            if self._sent:
+                self._sent = False
+                self._broker.peers.read_taken()
 
     def _say(self, data: bytes) -> None:
         """One object, framed as the connection wants it."""
