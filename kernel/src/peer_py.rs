@@ -1,4 +1,4 @@
-//! Objects of peerbus: the functions `peer_object`, `peer_deliver` and `peer_frame` of `_native.pyi`. Read and write what is plain.
+//! Objects of peerbus: the functions `peer_object`, `peer_split`, `peer_deliver` and `peer_frame` of `_native.pyi`. Read and write what is plain.
 //!
 //!     {"protocol_version":"v1","type":"ack","id":"KEY"}
 //!     {"protocol_version":"v1","id":"S","from":"S","to":"S","ts":"S","source":"S","kind":"S","body":RAW,"hmac":"S"}
@@ -10,8 +10,9 @@
 
 use crate::batch::Batch;
 use crate::felix_json::is_sound;
-use crate::ws_py::{TEXT, head_bytes, put_head};
+use crate::ws_py::{Split, TEXT, head_bytes, put_head, split_with};
 use crate::{Held, refuse, unzeroed_bytes};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
@@ -89,6 +90,25 @@ pub fn peer_object<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'
         return Ok(Some(PyString::new(py, key).into_any()));
     }
     envelope(data).map(|texts| PyTuple::new(py, texts).map(Bound::into_any)).transpose()
+}
+
+#[pyfunction]
+pub fn peer_split<'py>(
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    max_bytes: i64,
+    frames_max: i64,
+) -> PyResult<Split<'py>> {
+    split_with(data, start, max_bytes, frames_max, |payload| {
+        let py = payload.py();
+        if let Some(key) = ack(payload.as_bytes()) {
+            return Ok(PyString::new(py, key).into_any());
+        }
+        match envelope(payload.as_bytes()) {
+            Some([id, sender, to, ts]) => (id, sender, to, ts, &payload).into_bound_py_any(py),
+            None => Ok(payload.into_any()),
+        }
+    })
 }
 
 /// Does `"*"` stand anywhere in it? Then it may be a broadcast.

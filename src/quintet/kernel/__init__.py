@@ -70,6 +70,7 @@ segment_head = _chosen.segment_head
 ws_split = _chosen.ws_split
 ws_frame = _chosen.ws_frame
 peer_object = _chosen.peer_object
+peer_split = _chosen.peer_split
 peer_deliver = _chosen.peer_deliver
 peer_frame = _chosen.peer_frame
 felix_split = _chosen.felix_split

@@ -13,7 +13,7 @@ import re
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import SPARSE, head_of, rows, view_of
 from quintet.kernel.pure_felix_json import is_sound
-from quintet.kernel.pure_ws import TEXT, ws_frame
+from quintet.kernel.pure_ws import TEXT, ws_frame, ws_split
 
 _S = rb'"([^"\\\x00-\x1f]*)"'
 _ACK = re.compile(rb'\{"protocol_version":"v1","type":"ack","id":%b\}' % _S)
@@ -45,6 +45,18 @@ def peer_object(data: bytes) -> str | tuple[str, str, str, str] | None:
     if _text(data) is None or not is_sound(body.decode(), _DEPTH_MAX):
         return None
     return id.decode(), sender.decode(), to.decode(), ts.decode()
+
+
+def peer_split(
+    data: Buffer, start: int, max_bytes: int, frames_max: int
+) -> tuple[list[bytes | str | tuple[str, str, str, str, bytes] | tuple[int, bool, bytes]], int, int]:
+    items, consumed, fatal = ws_split(data, start, max_bytes, frames_max)
+    return [_read(item) if isinstance(item, bytes) else item for item in items], consumed, fatal
+
+
+def _read(data: bytes) -> bytes | str | tuple[str, str, str, str, bytes]:
+    found = peer_object(data)
+    return data if found is None else found if isinstance(found, str) else (*found, data)
 
 
 def peer_deliver(batch: Buffer, first: int, last: int, lines: bool) -> tuple[list[str], bytes] | None:

@@ -129,7 +129,7 @@ class Hub:
         self.sockets = kernel.Sockets(self.read_view, limits.WRITE_HIGH_BYTES, limits.WRITE_LOW_BYTES)
         self.publishing = publishing
         self.turns = self._turns = turns
-        self.lent = 0  # connections whose reads the kernel may take
+        self.lent = 0  # connections whose reads the kernel may take; while there are none, nobody asks what readers are good for
         loop.add_reader(self.sockets.fileno(), self._ready)
 
     def close(self) -> None:
@@ -146,8 +146,6 @@ class Hub:
 
     def _next(self) -> "tuple[SocketTransport, int, object, bool] | None":
         publishing = self.publishing
-        if not self.lent:  # then what a reader is good for is not asked
-            return self.sockets.next(0, 0, False)
         return self.sockets.next(time_ns() // 1000, publishing.epoch(), publishing.is_direct())
 
     def _read_one(self) -> None:
@@ -157,7 +155,7 @@ class Hub:
         turns.begin()
         ended: Callable[..., None] = self._ready
         try:
-            found = self._next()
+            found = self._next() if self.lent else self.sockets.next(0, 0, False)
             if found is None:
                 gathers = turns.gather_if_alone()
                 self._hold_passed()
@@ -322,7 +320,9 @@ class SocketTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if not self._lost:
-            self._sent(self._sockets.send(self._id, data))
+            unsent = self._sockets.send(self._id, data)
+            if unsent:
+                self._sent(unsent)
 
     def writelines(self, list_of_data: Any) -> None:
         if not self._lost:

@@ -3,7 +3,7 @@
 import errno
 from random import Random
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 
@@ -223,9 +223,8 @@ def test_a_letter_pushed_as_it_was_appended_differs_in_nothing(
     seed: int, durability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From one that is read back: frames, their order, what is in flight, what is due again, what the audit is told."""
-    pushed = Mock(side_effect=Lane.sent_next, autospec=True)
-    monkeypatch.setattr(Lane, "sent_next", lambda *given: pushed(*given))
-    at_once = conversation(seed, durability)
+    with patch.object(Lane, "sent_next", autospec=True, side_effect=Lane.sent_next) as pushed:
+        at_once = conversation(seed, durability)
     assert pushed.call_count > 10
     monkeypatch.setattr(Subscription, "push_appended", lambda *_: None)
     read_back = conversation(seed, durability)

@@ -29,9 +29,9 @@ from quintet.broker.doors.mailbox import (
     MEASURE_EVERY_US,
     ORIGIN_PREFIX,
     TOPIC_PREFIX,
+    AppendedLetter,
     Holder,
     Letter,
-    AppendedLetter,
     Mailbox,
     PeerRow,
     batch_of,
@@ -504,9 +504,7 @@ class Peers:
         expiry = now + self._ttl_us if self._ttl_us else 0
         try:
             topic = mailbox.topic
-            if topic is None or topic.gone is not None or mailbox.gone:
-                topic = self._topic_of(mailbox)
-            elif topic.spec.durability == "memory" and self._topics.may_harden(topic):
+            if topic is None or topic.gone is not None or mailbox.gone or topic.spec.durability == "memory":
                 topic = self._topic_of(mailbox)
             batch = batch_of(letters, expiry, now + self._copies_ttl_us, now)
             done = partial(self._stored, mailbox, letters, number)
@@ -518,7 +516,10 @@ class Peers:
             self._stored(mailbox, letters, number, -1, error)
             return
         if offset >= 0:
-            self._stored(mailbox, letters, number, offset, None)
+            del self._unfinished[number]
+            mailbox.stored(offset, letters)
+            if self._waiting:
+                self._tell_waiting()
             subscription, letter = mailbox.subscription, letters[0]
             if subscription is not None and subscription.sink is not None and len(letters) == 1 and not letter[3]:
                 appended = AppendedLetter(letter, offset, now, expiry)
@@ -543,7 +544,7 @@ class Peers:
 
     def _topic_of(self, mailbox: Mailbox) -> Topic:
         topic = mailbox.topic
-        if topic is not None and topic.deleted:
+        if topic is not None and topic.gone is not None:
             self._free(mailbox)
         if mailbox.gone:
             raise TopicNotFound(f"the peer {mailbox.name!r} is gone")
