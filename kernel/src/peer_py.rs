@@ -93,12 +93,7 @@ pub fn peer_object<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'
 }
 
 #[pyfunction]
-pub fn peer_split<'py>(
-    data: &Bound<'py, PyAny>,
-    start: i64,
-    max_bytes: i64,
-    frames_max: i64,
-) -> PyResult<Split<'py>> {
+pub fn peer_split<'py>(data: &Bound<'py, PyAny>, start: i64, max_bytes: i64, frames_max: i64) -> PyResult<Split<'py>> {
     split_with(data, start, max_bytes, frames_max, |payload| {
         let py = payload.py();
         if let Some(key) = ack(payload.as_bytes()) {

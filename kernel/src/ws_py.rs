@@ -119,12 +119,7 @@ pub fn split_with<'py>(
 }
 
 #[pyfunction]
-pub fn ws_split<'py>(
-    data: &Bound<'py, PyAny>,
-    start: i64,
-    max_bytes: i64,
-    frames_max: i64,
-) -> PyResult<Split<'py>> {
+pub fn ws_split<'py>(data: &Bound<'py, PyAny>, start: i64, max_bytes: i64, frames_max: i64) -> PyResult<Split<'py>> {
     split_with(data, start, max_bytes, frames_max, |payload| Ok(payload.into_any()))
 }
 
