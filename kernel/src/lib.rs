@@ -600,7 +600,7 @@ mod _native {
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a};
     #[pymodule_export]
-    use super::peer_py::{peer_deliver, peer_object};
+    use super::peer_py::{peer_deliver, peer_frame, peer_object, peer_split};
     #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;

@@ -1,4 +1,4 @@
-//! Objects of peerbus: the functions `peer_object` and `peer_deliver` of `_native.pyi`. Read and write what is plain.
+//! Objects of peerbus: the functions `peer_object`, `peer_split`, `peer_deliver` and `peer_frame` of `_native.pyi`. Read and write what is plain.
 //!
 //!     {"protocol_version":"v1","type":"ack","id":"KEY"}
 //!     {"protocol_version":"v1","id":"S","from":"S","to":"S","ts":"S","source":"S","kind":"S","body":RAW,"hmac":"S"}
@@ -10,8 +10,9 @@
 
 use crate::batch::Batch;
 use crate::felix_json::is_sound;
-use crate::ws_py::{TEXT, head_bytes, put_head};
+use crate::ws_py::{Split, TEXT, head_bytes, put_head, split_with};
 use crate::{Held, refuse, unzeroed_bytes};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
@@ -91,6 +92,20 @@ pub fn peer_object<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Option<Bound<'
     envelope(data).map(|texts| PyTuple::new(py, texts).map(Bound::into_any)).transpose()
 }
 
+#[pyfunction]
+pub fn peer_split<'py>(data: &Bound<'py, PyAny>, start: i64, max_bytes: i64, frames_max: i64) -> PyResult<Split<'py>> {
+    split_with(data, start, max_bytes, frames_max, |payload| {
+        let py = payload.py();
+        if let Some(key) = ack(payload.as_bytes()) {
+            return Ok(PyString::new(py, key).into_any());
+        }
+        match envelope(payload.as_bytes()) {
+            Some([id, sender, to, ts]) => (id, sender, to, ts, &payload).into_bound_py_any(py),
+            None => Ok(payload.into_any()),
+        }
+    })
+}
+
 /// Does `"*"` stand anywhere in it? Then it may be a broadcast.
 fn may_be_for_everyone(value: &[u8]) -> bool {
     let mut rest = value;
@@ -101,6 +116,46 @@ fn may_be_for_everyone(value: &[u8]) -> bool {
         rest = &rest[at + 1..];
     }
     false
+}
+
+/// Can this record stand in its deliver frame as it is, and is it for one peer?
+fn stands(key: &[u8], value: &[u8], lines: bool) -> bool {
+    is_key(key) && !may_be_for_everyone(value) && !(lines && value.contains(&b'\n'))
+}
+
+/// Of the object around this record, without what a frame or a line adds.
+fn object_bytes(key: &[u8], value: &[u8]) -> usize {
+    DELIVER.len() + key.len() + MIDDLE.len() + value.len() + 1
+}
+
+fn framed_bytes(size: usize, lines: bool) -> usize {
+    size + if lines { 1 } else { head_bytes(size) }
+}
+
+/// Writes one deliver frame; how long it is.
+fn put_frame(out: &mut [u8], key: &[u8], value: &[u8], lines: bool) -> usize {
+    let mut at = if lines { 0 } else { put_head(out, TEXT, object_bytes(key, value)) };
+    for piece in [DELIVER, key, MIDDLE, value, b"}", if lines { b"\n".as_slice() } else { b"" }] {
+        out[at..at + piece.len()].copy_from_slice(piece);
+        at += piece.len();
+    }
+    at
+}
+
+#[pyfunction]
+pub fn peer_frame<'py>(
+    py: Python<'py>,
+    key: &[u8],
+    value: &[u8],
+    lines: bool,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    if !stands(key, value, lines) {
+        return Ok(None);
+    }
+    unzeroed_bytes(py, framed_bytes(object_bytes(key, value), lines), |out| {
+        put_frame(out, key, value, lines);
+    })
+    .map(Some)
 }
 
 #[pyfunction]
@@ -126,36 +181,18 @@ pub fn peer_deliver<'py>(
         let value = batch.entry(w.value_offsets, w.value_data, count, i).map_err(refuse)?;
         let origin = batch.origin(batch.origin_number(i)).map_err(refuse)?;
         let there = !batch.is_null(w.key_bitmap, i) && !batch.is_null(w.value_bitmap, i);
-        if !there || !origin.starts_with(ORIGIN) || !is_key(key) || may_be_for_everyone(value) {
+        if !there || !origin.starts_with(ORIGIN) || !stands(key, value, lines) {
             return Ok(None);
         }
-        if lines && value.contains(&b'\n') {
-            return Ok(None);
-        }
-        let size = DELIVER.len() + key.len() + MIDDLE.len() + value.len() + 1;
-        total += size + if lines { 1 } else { head_bytes(size) };
-        found.push((key, value, size));
+        total += framed_bytes(object_bytes(key, value), lines);
+        found.push((key, value));
     }
     let frames = unzeroed_bytes(py, total, |out| {
         let mut at = 0;
-        let mut put = |bytes: &[u8], at: &mut usize| {
-            out[*at..*at + bytes.len()].copy_from_slice(bytes);
-            *at += bytes.len();
-        };
-        for (key, value, size) in &found {
-            if !lines {
-                let mut head = [0; 10];
-                let used = put_head(&mut head, TEXT, *size);
-                put(&head[..used], &mut at);
-            }
-            for piece in [DELIVER, key, MIDDLE, value, b"}".as_slice()] {
-                put(piece, &mut at);
-            }
-            if lines {
-                put(b"\n", &mut at);
-            }
+        for (key, value) in &found {
+            at += put_frame(&mut out[at..], key, value, lines);
         }
     })?;
-    let keys = PyList::new(py, found.iter().map(|(key, _, _)| text(key).unwrap_or_default()))?;
+    let keys = PyList::new(py, found.iter().map(|(key, _)| text(key).unwrap_or_default()))?;
     Ok(Some((keys, frames)))
 }

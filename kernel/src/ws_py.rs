@@ -77,14 +77,18 @@ fn unmask(from: &[u8], mask: [u8; MASK_BYTES], to: &mut [u8]) {
     }
 }
 
-#[pyfunction]
-pub fn ws_split<'py>(
-    py: Python<'py>,
+/// Items, how much was consumed, and what is fatal.
+pub type Split<'py> = (Bound<'py, PyList>, usize, u8);
+
+/// As `ws_split`; `text` makes the item of a whole text message.
+pub fn split_with<'py>(
     data: &Bound<'py, PyAny>,
     start: i64,
     max_bytes: i64,
     frames_max: i64,
-) -> PyResult<(Bound<'py, PyList>, usize, u8)> {
+    text: impl Fn(Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Split<'py>> {
+    let py = data.py();
     let held = Held::new(data)?;
     let d = held.bytes();
     let (mut pos, _) = range(start, d.len() as i64, d.len())?;
@@ -105,13 +109,18 @@ pub fn ws_split<'py>(
             Ok(())
         })?;
         if frame.opcode == TEXT && frame.last {
-            items.append(payload)?;
+            items.append(text(payload)?)?;
         } else {
             items.append((frame.opcode, frame.last, payload))?;
         }
         pos = frame.end;
     }
     Ok((items, pos, 0))
+}
+
+#[pyfunction]
+pub fn ws_split<'py>(data: &Bound<'py, PyAny>, start: i64, max_bytes: i64, frames_max: i64) -> PyResult<Split<'py>> {
+    split_with(data, start, max_bytes, frames_max, |payload| Ok(payload.into_any()))
 }
 
 /// How many bytes stand before a payload of this size.

@@ -1,4 +1,4 @@
-"""kernel.peer_object, peer_deliver and ws_frame on both twins: what is plain, what is left to Python, and the twins against each other."""
+"""kernel.peer_object, peer_split, peer_deliver, peer_frame and ws_frame on both twins: what is plain, what is left to Python, and the twins against each other."""
 
 import json
 import random
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quintet.kernel import pure
 from tests.kernel.frames import native_twin
+from tests.wire.websocket import frame
 
 MEMBERS = ("protocol_version", "id", "from", "to", "ts", "source", "kind", "body", "hmac")
 DEPTH_MAX = 128
@@ -170,6 +171,10 @@ class TestFrame:
             k.ws_frame(16, b"")
 
 
+PARTS = [
+    frame(object_of(protocol_version="v1", type="ack", id="m1")), frame(envelope()), frame(envelope(to="*")), frame(envelope(id="é")), frame(b"hello"),
+    frame(b"", 9), frame(b"x", 10), frame(b"x", 2), frame(b"\xff"), frame(b"x" * 1_025), b"\x81\x01x",
+]  # fmt: skip
 TEXTS = st.text(max_size=6) | st.sampled_from(["*", "q:1", "quintet", "broadcast", "v1", "a|b"])
 BODIES = st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=4),
                       lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3), max_leaves=6)  # fmt: skip
@@ -196,6 +201,22 @@ def test_the_twins_agree(other: dict[str, str], body: object, spelled: bool, see
             break
 
 
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=6), cut=st.integers(0, 1 << 32), most=st.integers(0, 3))
+def test_the_twins_split_and_read_alike(parts: list[bytes], cut: int, most: int) -> None:
+    """And like splitting and reading one after the other."""
+    whole = b"".join(parts)
+    data = whole[: cut % (len(whole) + 1)] if cut % 2 else whole
+    items, consumed, fatal = pure.ws_split(data, 0, 1_024, most)
+    expected = []
+    for item in items:
+        found = pure.peer_object(item) if isinstance(item, bytes) else None
+        expected.append(item if found is None else found if isinstance(found, str) else (*found, item))
+    for twin in (native_twin(), pure):
+        assert twin.peer_split(memoryview(data), 0, 1_024, most) == (expected, consumed, fatal)
+        with pytest.raises(ValueError, match="max_bytes"):
+            twin.peer_split(data, 0, 0, most)
+
+
 @given(
     records=st.lists(st.tuples(st.sampled_from([b"m1", b"m2", None, b'"']) | st.binary(max_size=3), st.sampled_from([b"{}", None, b'"*"']) | st.binary(max_size=150)), min_size=1, max_size=4),
     origin=st.sampled_from([b"peerbus:amy", b"peerbus:", b"peerbus", b""]),
@@ -208,3 +229,8 @@ def test_the_twins_deliver_alike(records: list[tuple[bytes | None, bytes | None]
         assert native.peer_deliver(made, first, len(records), lines) == pure.peer_deliver(
             made, first, len(records), lines
         )
+    for key, value in records:
+        if key is not None and value is not None:
+            frame = native.peer_frame(key, value, lines)
+            found = native.peer_deliver(batch(pure, [(key, value)]), 0, 1, lines)
+            assert frame == pure.peer_frame(key, value, lines) == (None if found is None else found[1])

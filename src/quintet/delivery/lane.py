@@ -165,6 +165,26 @@ class Lane:
             self.traces.delivered(start, end, attempt)
         return attempt
 
+    def sent_next(self, offset: int, qos: int, sink: Sink, consumer: Consumer, monotonic: int, timeout_us: int) -> None:
+        """The record at `position` was handed to a peer, for the first time, by who appended it: as `sent` of it alone, and nothing was read."""
+        self.position = end = offset + 1
+        if self._held:
+            self._held = []  # of what was read before it: nothing in it is asked for next
+        if qos:
+            flight = Flight(1, range(offset, end), sink, consumer)
+            consumer.handed(flight, monotonic, timeout_us)
+            self.inflight[offset] = flight
+            self._order += 1
+            heapq.heappush(self._timers, (monotonic + timeout_us, self._order, flight))
+        ranges = self.delivered_ranges
+        if ranges is not None and (qos or ranges.every):
+            if ranges.delivered_end == offset:
+                ranges.delivered_end = end
+            else:
+                ranges.delivered(offset, end)
+        if self.traces is not None:
+            self.traces.delivered(offset, end, 1)
+
     def attempt_of(self, run: Run) -> int:
         """Which attempt handing out this run would be."""
         if not self.retry:

@@ -17,7 +17,8 @@ from quintet.delivery.delivered import DeliveredRanges, LaneRanges
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
 from quintet.delivery.traces import LaneTraces, Traces
-from quintet.model.batch import AT_MOST_ONCE
+from quintet.log.base import Partition
+from quintet.model.batch import AT_MOST_ONCE, RecordBatch
 from quintet.model.histogram import SKIPPED, Histogram
 
 MESSAGES_PER_RUN_MAX = 65_536
@@ -149,8 +150,32 @@ class Subscription:
         self._full = False
         try:
             for lane in self.lanes if len(self.lanes) == 1 else self._in_turn():
-                if not self._pump_lane(lane, sink):
+                if (lane.position < lane.partition.visible or lane.retry) and not self._pump_lane(lane, sink):
                     break
+        finally:
+            self._pumping = False
+
+    def push_appended(self, partition: Partition, batch: RecordBatch) -> None:
+        """One record was just appended to this partition, by somebody who still has it, and can be read: hand it over if it is the next one and nothing
+        stands against it. If something does, `pump` comes to it: the partition calls that in the same turn."""
+        sink, lane, consumer, policy = self.sink, self.lanes[partition.number], self.consumer, self._policy
+        offset = batch.base_offset
+        if sink is None or self._pumping or self._parked or lane.position != offset or lane.retry:
+            return
+        if lane.partition is not partition or len(lane.inflight) + len(lane.dead) >= policy.in_flight_max:
+            return
+        if (consumer.credit and consumer.held >= consumer.credit) or sink.room() <= 0:
+            return
+        lane.sent_next(offset, self.qos, sink, consumer, self._monotonic(), policy.push_timeout_us)
+        self._turn += 1
+        self.delivered += 1
+        if not self.dirty:
+            self._touch()
+        if self.ages is not None and self._turn & SKIPPED == 1:
+            self.ages.observe((self._now() - batch.timestamp) / 1e6)
+        self._pumping = True
+        try:
+            sink.records(self, partition.number, batch, 0, 1)
         finally:
             self._pumping = False
 
@@ -163,7 +188,7 @@ class Subscription:
     def _pump_lane(self, lane: Lane, sink: Sink) -> bool:
         """False when the sink has no more room (or is gone)."""
         policy, consumer = self._policy, self.consumer
-        while lane.position < lane.partition.visible or lane.retry:
+        while True:  # `pump` saw that there is something
             if sink.room() <= 0:
                 self._parked = True
                 sink.park(self._unpark)
@@ -186,7 +211,8 @@ class Subscription:
             self._hand_over(lane, run, sink, policy.push_timeout_us)
             if self.sink is not sink:
                 return False
-        return True
+            if lane.position >= lane.partition.visible and not lane.retry:
+                return True
 
     def _unpark(self) -> None:
         self._parked = False

@@ -791,10 +791,20 @@ def peer_object(data: bytes) -> str | tuple[str, str, str, str] | None:
     body, all nine members and no other, an id of 1 to 256 bytes of printable ASCII without | that only the broker would
     give, no source that only the broker has, and one recipient: neither `to` nor `kind` is that of a broadcast."""
 
+def peer_split(
+    data: Buffer, start: int, max_bytes: int, frames_max: int
+) -> tuple[list[bytes | str | tuple[str, str, str, str, bytes] | tuple[int, bool, bytes]], int, int]:
+    """As `ws_split`, and what is plain in it is read as `peer_object` does: of an `ack` the item is its delivery key, of an envelope (id, from, to,
+    ts, its bytes)."""
+
 def peer_deliver(batch: Buffer, first: int, last: int, lines: bool) -> tuple[list[str], bytes] | None:
     """Records first to last-1 of a mailbox: (their delivery keys, their deliver frames), as WebSocket text messages or as lines. None if one of
     them did not come in by this door, may be a broadcast, or cannot stand in its frame as it is, or if offsets are
     missing between them: whoever asks has to look at each."""
+
+def peer_frame(key: bytes, value: bytes, lines: bool) -> bytes | None:
+    """The deliver frame of one record that came in by this door, of its key and value: what `peer_deliver` makes of a batch with it alone. None:
+    whoever asks has to look at it."""
 
 # -- QUIC -------------------------------------------------------------------------------------------------------------
 

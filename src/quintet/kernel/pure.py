@@ -37,7 +37,7 @@ from quintet.kernel.pure_felix import (
 from quintet.kernel.pure_felix_append import felix_append
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one
-from quintet.kernel.pure_peer import peer_deliver, peer_object
+from quintet.kernel.pure_peer import peer_deliver, peer_frame, peer_object, peer_split
 from quintet.kernel.pure_records import (
     headers_pack,
     headers_unpack,
@@ -96,7 +96,9 @@ __all__ = [
     "layout",
     "merge",
     "peer_deliver",
+    "peer_frame",
     "peer_object",
+    "peer_split",
     "place",
     "records_deliver",
     "records_pack",

@@ -13,7 +13,7 @@ import re
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import SPARSE, head_of, rows, view_of
 from quintet.kernel.pure_felix_json import is_sound
-from quintet.kernel.pure_ws import TEXT, ws_frame
+from quintet.kernel.pure_ws import TEXT, ws_frame, ws_split
 
 _S = rb'"([^"\\\x00-\x1f]*)"'
 _ACK = re.compile(rb'\{"protocol_version":"v1","type":"ack","id":%b\}' % _S)
@@ -47,20 +47,39 @@ def peer_object(data: bytes) -> str | tuple[str, str, str, str] | None:
     return id.decode(), sender.decode(), to.decode(), ts.decode()
 
 
+def peer_split(
+    data: Buffer, start: int, max_bytes: int, frames_max: int
+) -> tuple[list[bytes | str | tuple[str, str, str, str, bytes] | tuple[int, bool, bytes]], int, int]:
+    items, consumed, fatal = ws_split(data, start, max_bytes, frames_max)
+    return [_read(item) if isinstance(item, bytes) else item for item in items], consumed, fatal
+
+
+def _read(data: bytes) -> bytes | str | tuple[str, str, str, str, bytes]:
+    found = peer_object(data)
+    return data if found is None else found if isinstance(found, str) else (*found, data)
+
+
 def peer_deliver(batch: Buffer, first: int, last: int, lines: bool) -> tuple[list[str], bytes] | None:
     found = rows(batch, first, last)
     if head_of(view_of(batch), 0).columns & SPARSE:
         return None
     keys, frames = [], []
     for _, _, key, value, _, _, origin in found:
-        if key is None or value is None or not origin.startswith(_ORIGIN) or not _is_key(key) or b'"*"' in value:
+        if key is None or value is None or not origin.startswith(_ORIGIN):
             return None
-        if lines and b"\n" in value:
+        frame = peer_frame(key, value, lines)
+        if frame is None:
             return None
-        said = b'{"protocol_version":"v1","type":"deliver","delivery_key":"%b","envelope":%b}' % (key, value)
         keys.append(key.decode())
-        frames.append(said + b"\n" if lines else ws_frame(TEXT, said))
+        frames.append(frame)
     return keys, b"".join(frames)
+
+
+def peer_frame(key: bytes, value: bytes, lines: bool) -> bytes | None:
+    if not _is_key(key) or b'"*"' in value or (lines and b"\n" in value):
+        return None
+    said = b'{"protocol_version":"v1","type":"deliver","delivery_key":"%b","envelope":%b}' % (key, value)
+    return said + b"\n" if lines else ws_frame(TEXT, said)
 
 
 def _is_key(text: bytes) -> bool:

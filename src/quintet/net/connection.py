@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_out", "_out_bytes", "_owed", "_queued", "_receiving",
+        "_asked_at", "_claimed", "_failures", "_flow", "_fresh", "_large", "_large_used", "_listener", "_lost", "_opened_at", "_out", "_out_bytes", "_owed", "_pushed", "_queued", "_receiving",
         "_meter", "_moved_in", "_moved_out", "_rest", "_session", "_socket", "_transport", "_turns", "_waking", "id", "peer",
     )  # fmt: skip
 
@@ -74,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = False
         self._out: list[bytes] = []  # taken from the session in this turn and not written yet
         self._out_bytes = 0
+        self._pushed = False  # the session has made output of one run of records, and it was not taken yet
         self._owed = False  # the end of this turn sends
         self._asked_at = 0.0  # when a request was read that is measured; 0: none is
         self._claimed = False  # bytes of the output budget are held for an answer that is being made
@@ -127,19 +128,18 @@ class Connection(asyncio.BufferedProtocol):
                 view = view[len(self._rest) :]
         return view if self._meter is None else view[: self._meter.read_bytes_max]
 
-    def buffer_updated(self, nbytes: int) -> None:
-        self._turns.reads += 1
-        self._updated(nbytes, None, self._turns.reads & SKIPPED == 1)
-
     def taken(self, nbytes: int, split: object, measured: bool) -> None:
         """The kernel read this, and there is something in it for the session, which was quiet: `split` is what its own call would have
         given (net/sockets.py)."""
         if self._socket is not None:
             self._socket.take_over()
-        self._updated(nbytes, split, measured)
+        self.buffer_updated(nbytes, split, measured)
 
-    def _updated(self, nbytes: int, split: object, measured: bool) -> None:
+    def buffer_updated(self, nbytes: int, split: object = None, measured: bool | None = None) -> None:
         turns, listener, session, flow = self._turns, self._listener, self._session, self._flow
+        if measured is None:  # no other has counted it
+            turns.reads += 1
+            measured = turns.reads & SKIPPED == 1
         began = turns.begin()
         if measured and not self._asked_at:
             self._asked_at = turns.began
@@ -423,7 +423,8 @@ class Connection(asyncio.BufferedProtocol):
     def room(self) -> int:
         if self._meter is not None and self._meter.withheld(self._listener.monotonic()):
             return 0
-        return 0 if self._listener.output.full or (self._turns.over() and not self._fresh) else self._own_room()
+        output = self._listener.output
+        return 0 if output.used >= output.bytes_max or (self._turns.over() and not self._fresh) else self._own_room()
 
     @property
     def withheld(self) -> bool:
@@ -504,6 +505,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self._lost:
             try:
                 self._session.on_records(subscription, partition, batch, first, last)
+                if self._receiving and not self._pushed and self._meter is None:
+                    self._pushed = True  # one run: the read in progress takes it, with its answers
+                    return
                 self._take(True)
                 if self._out_bytes > GATHERED_BYTES_MAX or self._claimed or not (self._receiving or self._owe()):
                     self._send("records")
@@ -583,6 +587,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write what was made, close if that was the last, then see whether it answered the last request."""
         try:
             self._turns.last = self
+            self._pushed = False
             session, transport, flow = self._session, self._transport, self._flow
             if self._out or self._meter is not None:
                 self._take(False)
@@ -612,7 +617,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._count_failures()
             if self._asked_at:
                 self._measure()
-            if self._socket is not None:
+            if self._socket is not None and (self._socket.was_lent or getattr(session, "direct", None) is not None):
                 self._lend_reader()
         except Exception as fault:
             self.fault(where, fault)

@@ -59,6 +59,9 @@ class Client(Protocol):
 
     def fault(self, where: str, error: Exception) -> None: ...
 
+    def turn_facts(self) -> dict[str, object]:
+        """For the log, if what it did took long."""
+
     def count_moved(self, bytes_in: int, bytes_out: int) -> None:
         """The kernel moved these by itself, and moves no more."""
 
@@ -135,6 +138,7 @@ class Hub:
         self.publishing = publishing
         self._kernel_writes = publishing.kernel_writes
         self.turns = self._turns = turns
+        self.lent = 0  # connections whose reads the kernel may take; while there are none, nobody asks what readers are good for
         loop.add_reader(self.sockets.fileno(), self._ready)
 
     def close(self) -> None:
@@ -158,19 +162,21 @@ class Hub:
         """A read that is alone ends its own turn (ADR 32)."""
         turns = self._turns
         turns.begin()
+        ended: Callable[..., None] = self._ready
         try:
-            found = self._next(self._kernel_writes.may_write())
+            found = self._next(self._kernel_writes.may_write()) if self.lent else self.sockets.next(0, 0, False)
             if found is None:
                 gathers = turns.lone_read.under_way = turns.gather_many()
                 self._hold_passed()
                 if gathers:
                     turns.finish()
+            else:
+                turns.alone(True)
+                owner, size, split, measured = found
+                ended = owner.act
+                ended(size, split, measured)
         finally:
-            turns.end(self._ready)
-        if found is not None:
-            turns.alone(True)
-            owner, size, split, measured = found
-            owner.act(size, split, measured)
+            turns.end(ended)
 
     def _read_many(self) -> None:
         """Connections that are read together share one end of turn. Those that Python acts for have a turn of their own each."""
@@ -227,7 +233,7 @@ class SocketTransport(asyncio.Transport):
     """One connection."""
 
     __slots__ = (
-        "_behind", "_closing", "_hub", "_id", "_lent", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets",
+        "_behind", "_closing", "_hub", "_id", "_lost", "_paused", "_protocol", "_reading", "_socket", "_sockets", "lent", "was_lent",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, connected: socket.socket, protocol: Client, peer: object) -> None:
@@ -239,7 +245,8 @@ class SocketTransport(asyncio.Transport):
         self._closing = self._lost = False  # no more is read; the protocol was told, or will be
         self._paused = False  # the protocol was told that much is unsent
         self._reading = True
-        self._lent = False  # the kernel was last given a reader
+        self.lent = False  # the kernel was last given a reader
+        self.was_lent = False  # it was ever given one: only then there may be something to take over
         self._behind = False  # its answers wait for the session's
         self._id = self._sockets.add(connected.fileno(), self)
         protocol.connection_made(self)
@@ -257,10 +264,14 @@ class SocketTransport(asyncio.Transport):
         else:
             self._protocol.taken(size, split, measured)
 
+    def turn_facts(self) -> dict[str, object]:
+        return self._protocol.turn_facts()
+
     def _read(self) -> None:
         if self._closing:
             return
-        self.take_over()
+        if self.was_lent:
+            self.take_over()
         size = self._sockets.recv(self._id, self._protocol.get_buffer(-1))
         if size is None:
             return
@@ -281,9 +292,12 @@ class SocketTransport(asyncio.Transport):
     def allow(self, reader: DirectReader | None, owed: bool) -> None:
         """The kernel may take reads by this reader, while rights are what they are. None: it may not. owed: the session has answers to send
         before those of the kernel, and calls this again when they are sent."""
-        if not self._closing and (reader is not None or self._lent or self._behind):
-            self._lent = reader is not None
-            self._behind = owed and (self._lent or self._behind)
+        if not self._closing and (reader is not None or self.lent or self._behind):
+            lent = reader is not None
+            self._hub.lent += lent - self.lent
+            self.lent = lent
+            self.was_lent = self.was_lent or lent
+            self._behind = owed and (lent or self._behind)
             if self._sockets.allow(self._id, reader, self._hub.publishing.epoch(), owed):
                 self.above_mark()
 
@@ -321,7 +335,9 @@ class SocketTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if not self._lost:
-            self._sent(self._sockets.send(self._id, data))
+            unsent = self._sockets.send(self._id, data)
+            if unsent:
+                self._sent(unsent)
 
     def writelines(self, list_of_data: Any) -> None:
         if not self._lost:
@@ -370,6 +386,7 @@ class SocketTransport(asyncio.Transport):
         in_, out = self.moved
         self._protocol.count_moved(in_, out)
         self._closing = self._lost = True
+        self._hub.lent -= self.lent
         self._sockets.remove(self._id)
         self._hub.loop.call_soon(self._end, error)
 

@@ -15,8 +15,8 @@ import base64
 import binascii
 import hashlib
 import struct
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from quintet import kernel
@@ -50,6 +50,8 @@ POLICY: Final = 1008
 TOO_BIG: Final = (1009, "message too big")
 TOO_MANY_PINGS: Final = (1008, "too many pings")
 SILENT: Final = (1002, "two pings were not answered")
+
+OTHER_FRAME: Final = 3  # parts of an item of kernel.ws_split that is no whole text message
 
 _FATAL: Final = {1: PROTOCOL, 2: TOO_BIG}  # of kernel.ws_split
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -85,11 +87,19 @@ class Messages(Protocol):
     def receive(self, view: memoryview, now: int) -> int: ...
     def receive_message(self, data: bytes, now: int) -> None: ...
 
+    @property
+    def split(self) -> Callable[[memoryview, int, int, int], tuple[Sequence[Any], int, int]]:
+        """Does what kernel.ws_split does with the next read. Text messages that it could read are items of a kind of its own: no bytes, and no tuple
+        of three."""
+
+    def receive_plain(self, items: Sequence[object], now: int) -> int:
+        """Such items. How many of them were taken: it stops in front of any other, and where it has `enough`."""
+
     def receive_binary(self) -> None:
         """A message that is not text."""
 
     def end_read(self) -> None:
-        """The read is over."""
+        """The read is over, or failed."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None: ...
     def on_completed(self, token: object, result: object, error: Exception | None) -> None: ...
@@ -173,8 +183,10 @@ class WebSocketSession:
             self._quiet = 0
             if not view:
                 inner.receive(view, now)  # access rights changed: the session checks its own
-            position = self._frames(view, position, now)
-            inner.end_read()
+            try:
+                position = self._frames(view, position, now)
+            finally:
+                inner.end_read()
             self.auth_failures = inner.auth_failures
         if inner.closing is not None:
             self._end_with_session()
@@ -274,8 +286,10 @@ class WebSocketSession:
             before = position
             # Before anybody has registered one frame at a time: the next may be judged by other rules.
             most = 0 if inner.principal_name is not None else 1
-            items, position, fatal = kernel.ws_split(view, position, inner.message_bytes_max, most)
-            for number, item in enumerate(items):
+            items, position, fatal = inner.split(view, position, inner.message_bytes_max, most)
+            first = inner.receive_plain(items, now) if self._fragments is None and not taken else 0
+            taken = taken or first > 0
+            for number, item in enumerate(items[first:], first) if first < len(items) else ():
                 if taken:
                     # The message before may have ended it, which mypy does not see.
                     if inner.closing is not None or self.closing is not None or self._state is not OPEN:  # type: ignore[redundant-expr]
@@ -289,8 +303,12 @@ class WebSocketSession:
                         inner.receive_message(item, now)
                     else:
                         self._text(item, now)
-                else:
+                elif isinstance(item, tuple) and len(item) == OTHER_FRAME:
                     self._other(*item, now)
+                elif self._fragments is None:
+                    inner.receive_plain((item,), now)
+                else:
+                    self._part(PROTOCOL)
             if fatal:
                 self._part(_FATAL[fatal])
             if position == before or position == len(view):

@@ -15,7 +15,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.delivery.lane import Lane
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
-from quintet.model.batch import Header
+from quintet.model.batch import Header, RecordBatch, Row
 from quintet.model.tasks import completed
 
 TOPIC_PREFIX: Final = "peerbus/"
@@ -38,6 +38,27 @@ class PeerRow(msgspec.Struct, frozen=True):
     seen: int
     topic: int = 0
     starts: tuple[int, ...] = ()
+
+
+class AppendedLetter(RecordBatch):
+    """A letter that was just appended, as the batch of one record that its topic has of it, for whoever gets it pushed at once. It is not read
+    back, so it has no `buffer`."""
+
+    __slots__ = ("expiry_us", "letter")
+
+    flags = columns = 0
+    count = span = 1
+    memo = None
+
+    def __init__(self, letter: Letter, offset: int, now: int, expiry_us: int) -> None:
+        self.letter = letter
+        self.base_offset = offset
+        self.timestamp = self.max_timestamp = now
+        self.expiry_us = expiry_us
+
+    def rows(self, first: int = 0, last: int | None = None) -> list[Row]:
+        origin, id, data, _, headers = self.letter
+        return [(self.base_offset, self.timestamp, id, data, headers, self.expiry_us, origin)]
 
 
 class Holder(Protocol):

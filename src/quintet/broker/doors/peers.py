@@ -29,6 +29,7 @@ from quintet.broker.doors.mailbox import (
     MEASURE_EVERY_US,
     ORIGIN_PREFIX,
     TOPIC_PREFIX,
+    AppendedLetter,
     Holder,
     Letter,
     Mailbox,
@@ -141,7 +142,7 @@ class Peers:
         # Asked for with every envelope: properties and private attributes of a model take microseconds.
         self._options, self._keys, self.secret = options, options.keys, options.secret
         self._verify, self._refuses = options.verify, options.sender_check == "refuse"
-        self._judges = self._verify or self._refuses or bool(self._keys)  # else every sender is taken at its word
+        self._proves = self._verify or bool(self._keys)  # else a sender that says its own name is taken at its word
         ttl_us, copies_us = options.mailbox_ttl_us, options.broadcast_ttl_us
         self._ttl_us, self._copies_ttl_us = ttl_us, min(ttl_us, copies_us) if ttl_us else copies_us
         self._seen.resize(options.fresh_us, options.replay_ids_max)
@@ -358,7 +359,7 @@ class Peers:
     ) -> None:  # fmt: skip
         """Put an envelope into a mailbox, if its sender may send it; counted if not. `claimed` is who it says it is from, and `ts` when it
         says it was sent. `read_taken` must follow."""
-        if self._judges and not self._admit(sender, claimed, ts, data, now):
+        if (self._proves or claimed != sender.name) and not self._admit(sender, claimed, ts, data, now):
             return
         if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
             self.dropped["duplicate"] += 1
@@ -373,7 +374,7 @@ class Peers:
     ) -> None:  # fmt: skip
         """The same into the mailbox of every peer that is connected, but the sender's: what is sent to names that came and went would
         cost a topic for each of them, and nobody would read it."""
-        if self._judges and not self._admit(sender, claimed, ts, data, now):
+        if (self._proves or claimed != sender.name) and not self._admit(sender, claimed, ts, data, now):
             return
         if not self._seen.add(sender.name, id, self._scheduler.monotonic()):
             self.dropped["duplicate"] += 1
@@ -463,11 +464,8 @@ class Peers:
         if len(self._dirty) > 1 or not self._lone_read.under_way:
             self._flush_soon()
             return
-        mailbox = self._dirty.popleft()
         self._flushed += 1
-        if mailbox.outbox:
-            self._write(mailbox)
-        mailbox.outbox, mailbox.outbox_bytes = None, 0
+        self._write(self._dirty.popleft())
         if self._at_flush:
             self._flush_some()
 
@@ -482,11 +480,8 @@ class Peers:
         self._armed = False
         until = self._scheduler.monotonic() + FLUSH_TURN_US
         while self._dirty and (self._flushed % FLUSH_LOOK_EVERY or self._scheduler.monotonic() <= until):
-            mailbox = self._dirty.popleft()
             self._flushed += 1
-            if mailbox.outbox:
-                self._write(mailbox)
-            mailbox.outbox, mailbox.outbox_bytes = None, 0
+            self._write(self._dirty.popleft())
         while self._at_flush and self._at_flush[0][0] <= self._flushed:
             self._waiting.append((self._writes, self._at_flush.popleft()[1]))
         if self._waiting:
@@ -500,7 +495,9 @@ class Peers:
             self._waiting.popleft()[1].resolve(None)
 
     def _write(self, mailbox: Mailbox) -> None:
-        letters, mailbox.outbox, mailbox.outbox_bytes = mailbox.outbox or [], [], 0
+        letters, mailbox.outbox, mailbox.outbox_bytes = mailbox.outbox, None, 0
+        if not letters:
+            return
         self._writes = number = self._writes + 1
         self._unfinished[number] = None
         now = self._scheduler.now()
@@ -511,14 +508,22 @@ class Peers:
                 topic = self._topic_of(mailbox)
             batch = batch_of(letters, expiry, now + self._copies_ttl_us, now)
             done = partial(self._stored, mailbox, letters, number)
-            if self._lone_read.under_way:
-                offset = topic.publish_read(batch, len(letters), done, FIRST_PARTITION)
-                if offset >= 0:
-                    done(offset, None)
-            else:
+            if not self._lone_read.under_way:
                 topic.publish(batch, len(letters), True, done, FIRST_PARTITION)
+                return
+            offset = topic.publish_read(batch, len(letters), done, FIRST_PARTITION)
         except QuintetError as error:
             self._stored(mailbox, letters, number, -1, error)
+            return
+        if offset >= 0:
+            del self._unfinished[number]
+            mailbox.stored(offset, letters)
+            if self._waiting:
+                self._tell_waiting()
+            subscription, letter = mailbox.subscription, letters[0]
+            if subscription is not None and subscription.sink is not None and len(letters) == 1 and not letter[3]:
+                appended = AppendedLetter(letter, offset, now, expiry)
+                subscription.push_appended(topic.partitions[FIRST_PARTITION], appended)
 
     def _stored(
         self, mailbox: Mailbox, letters: list[Letter], number: int, offset: int, error: Exception | None
@@ -539,7 +544,7 @@ class Peers:
 
     def _topic_of(self, mailbox: Mailbox) -> Topic:
         topic = mailbox.topic
-        if topic is not None and topic.deleted:
+        if topic is not None and topic.gone is not None:
             self._free(mailbox)
         if mailbox.gone:
             raise TopicNotFound(f"the peer {mailbox.name!r} is gone")
@@ -620,8 +625,6 @@ class Peers:
     def tick(self, trusted: int, monotonic: int) -> None:
         """Topics that came or went by another way; what expired, by this date, in the mailboxes of absent peers; names
         nobody uses."""
-        if self._dirty and not self._armed:
-            self._flush_soon()  # the session that should have called `read_taken` failed before that
         state = (len(self._topics), self._access.epoch)
         if state != self._looked_at:
             self._looked_at = state

@@ -14,14 +14,15 @@
 calls `end_read` behind the last of a read. A session never closes anything: `closing` and `close_code` say how it ends.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import UNSET, UnsetType
 
 from quintet import kernel
 from quintet.broker.core import Broker
-from quintet.broker.doors.mailbox import TOPIC_PREFIX, Mailbox
+from quintet.broker.doors.mailbox import TOPIC_PREFIX, AppendedLetter, Mailbox
 from quintet.broker.identity.access import Principal
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
@@ -54,6 +55,7 @@ REGISTERED: Final = "registered"
 TAKEN_OVER: Final = "taken over"
 
 TEXT: Final = 1  # opcode of a WebSocket text message
+PLAIN_ENVELOPE: Final = 5  # parts of what kernel.peer_split makes of one
 
 PARTITION_SHIFT: Final = 48  # place = partition << 48 | offset
 _OFFSETS: Final = (1 << PARTITION_SHIFT) - 1
@@ -67,6 +69,8 @@ REPLIES_BYTES_MAX: Final = limits.MIB  # of answers to `peers` that are made, or
 BLANKS_AT_ONCE: Final = 1_024  # empty lines between two looks at whether the turn is over
 TARGETS_MAX: Final = 10_000  # recipients one session remembers the right to write to
 
+Split = Callable[[Any, int, int, int], tuple[Sequence[Any], int, int]]  # kernel.ws_split, or one that also reads
+
 
 class PeerSession:
     """See the table above. `sink` is the connection; `framed`: objects are lines."""
@@ -74,7 +78,7 @@ class PeerSession:
     __slots__ = (
         "_acked", "_asked", "_light", "_broker", "_deadline", "_envelope_bytes_max", "_epoch", "_frame_bytes_max", "_id", "_identity", "_lines", "_mailbox", "_peer",
         "_pending", "_principal", "_said", "_scanned", "_sent", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing", "holding",
-        "message_bytes_max", "operation", "out", "principal_name", "stopped",
+        "message_bytes_max", "operation", "out", "principal_name", "split", "stopped",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +122,7 @@ class PeerSession:
         # Of one object: whoever has not registered gets little memory.
         self.message_bytes_max = limits.UNAUTHENTICATED_FRAME_BYTES_MAX
         self._targets: dict[str, Mailbox] | None = None
+        self.split: Split = kernel.ws_split
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
@@ -142,7 +147,13 @@ class PeerSession:
         if bytes(view[self._scanned :]).find(b"\n") < 0:
             self._unfinished(len(view))
             return 0
-        data = bytes(view)
+        try:
+            return self._lines_of(bytes(view), now)
+        finally:
+            self.end_read()
+
+    def _lines_of(self, data: bytes, now: int) -> int:
+        """How much of this was taken."""
         at = self._scanned = blank = 0
         while self.closing is None:
             end = data.find(b"\n", at)
@@ -164,7 +175,6 @@ class PeerSession:
                 if blank % BLANKS_AT_ONCE == 0 and self._sink.turn_over():
                     self.stopped = True
                     break
-        self.end_read()
         return at
 
     def _unfinished(self, size: int) -> None:
@@ -181,21 +191,40 @@ class PeerSession:
         found = kernel.peer_object(data) if self._state is REGISTERED else None
         if found is None:
             self._object(data, now)
-        elif isinstance(found, str):
-            self.operation, self._id = frames.ACK, found[:REQUEST_CHARS_MAX]
-            self._light += 1
-            self._ack(found)
-        else:  # an envelope to one peer, of which the kernel has judged all that `_envelope` would
-            id, claimed, to, ts = found
-            self.operation, self._id = "envelope", id[:REQUEST_CHARS_MAX]
-            self._light = 0
-            recipient = self._targets.get(to) if self._targets is not None else None
-            if len(data) > self._envelope_bytes_max:
-                self._object(data, now)  # which says so
-            elif (recipient is not None and not recipient.gone) or (recipient := self._target(to)) is not None:
-                assert self._mailbox is not None
-                self._sent = True
-                broker.peers.send(self._mailbox, recipient, id, claimed, ts, data, now)
+        else:
+            self.receive_plain((found if isinstance(found, str) else (*found, data),), now)
+
+    def receive_plain(self, items: Sequence[object], now: int) -> int:
+        """Objects of a read as kernel.peer_split has them; how many of them were taken: those before the first one that is not plain, or that is left for
+        a later turn."""
+        broker = self._broker
+        if self.closing is not None or (self._epoch != broker.access.epoch and not self._still_welcome()):
+            return 0
+        taken = 0
+        for item in items:
+            # The one before may have ended it, which mypy does not see.
+            if taken and (self.closing is not None or (not 0 < self._light < LIGHT_MAX and self.enough)):  # type: ignore[redundant-expr]
+                break
+            if isinstance(item, str):
+                self.operation, self._id = frames.ACK, item[:REQUEST_CHARS_MAX]
+                self._light += 1
+                self._ack(item)
+            elif isinstance(item, tuple) and len(item) == PLAIN_ENVELOPE:
+                # To one peer, and the kernel has judged all of it that `_envelope` would.
+                id, claimed, to, ts, data = item
+                self.operation, self._id = "envelope", id[:REQUEST_CHARS_MAX]
+                self._light = 0
+                recipient = self._targets.get(to) if self._targets is not None else None
+                if len(data) > self._envelope_bytes_max:
+                    self._object(data, now)  # which says so
+                elif (recipient is not None and not recipient.gone) or (recipient := self._target(to)) is not None:
+                    assert self._mailbox is not None
+                    self._sent = True
+                    broker.peers.send(self._mailbox, recipient, id, claimed, ts, data, now)
+            else:
+                break
+            taken += 1
+        return taken
 
     def receive_binary(self) -> None:
         """A message that is not text: wrong as the first one, and nothing to us later."""
@@ -217,7 +246,11 @@ class PeerSession:
         if self._pending is None:
             self._pending = {}
         pending, above = self._pending, partition << PARTITION_SHIFT
-        plain = kernel.peer_deliver(batch.buffer, first, last, self._lines)
+        if isinstance(batch, AppendedLetter):
+            frame = kernel.peer_frame(batch.letter[1], batch.letter[2], self._lines)
+            plain = None if frame is None else ([batch.letter[1].decode()], frame)
+        else:
+            plain = kernel.peer_deliver(batch.buffer, first, last, self._lines)
         if plain is not None:
             keys, frames = plain
             place = above | batch.base_offset + first
@@ -357,7 +390,7 @@ class PeerSession:
             self._mailbox, self._state = None, FRESH
             self.close(errors.of_register(error) if error is not None else errors.FREED)
             return
-        self._state, self._deadline = REGISTERED, None
+        self._state, self._deadline, self.split = REGISTERED, None, kernel.peer_split
         self.message_bytes_max = self._frame_bytes_max
         self.principal_name = self._principal.name
         # Document, 2.1, steps 4 and 5: the reply is a peers frame, then everything pending is delivered.
@@ -373,7 +406,7 @@ class PeerSession:
             self._sink.evict(errors.FREED[1])
         else:
             # Document, 2.1, step 2: the same token takes the name over; another one was refused by peers.register.
-            self._state = TAKEN_OVER
+            self._state, self.split = TAKEN_OVER, kernel.ws_split
             self._broker.scheduler.later(LATE_ACKS_US, partial(self._sink.completed, self._give_way, None, None))
 
     def _give_way(self, _error: Exception | None) -> None:
@@ -504,20 +537,22 @@ class PeerSession:
         self._acked.append(place)
 
     def end_read(self) -> None:
-        """Settle what this read acknowledged, and have written what it sent."""
+        """Settle what this read acknowledged, and have written what it sent, whatever went wrong before: what was taken is not this session's alone."""
         self._said = 0
-        acked = self._acked
-        if acked is not None:
-            self._acked = None
-            subscription = None if self._mailbox is None else self._mailbox.subscription
-            if subscription is not None:
-                if len(acked) == 1:
-                    subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
-                else:
-                    _settle(subscription, acked)
-        if self._sent:
-            self._sent = False
-            self._broker.peers.read_taken()
+        try:
+            acked = self._acked
+            if acked is not None:
+                self._acked = None
+                subscription = None if self._mailbox is None else self._mailbox.subscription
+                if subscription is not None:
+                    if len(acked) == 1:
+                        subscription.ack(acked[0] >> PARTITION_SHIFT, acked[0] & _OFFSETS, 1)
+                    else:
+                        _settle(subscription, acked)
+        finally:
+            if self._sent:
+                self._sent = False
+                self._broker.peers.read_taken()
 
     def _say(self, data: bytes) -> None:
         """One object, framed as the connection wants it."""
