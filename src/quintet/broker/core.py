@@ -11,8 +11,8 @@ than the first row is examples/line_door.py.
               topics_version, traces, transactions, users, wait_for
     fast      queues, tails, tails_appended, tails_held, tokens
     peerbus   peers
-    felix     caches, claims, elsewhere, groups, matching_topics, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics,
-              topics_version
+    felix     caches, claims, elsewhere, groups, matching_topics, publishes_dropped, slices, subscriptions, tails, tails_appended,
+              tenant_tokens, tenants, topics, topics_version
 
 In the words of a door:
 
