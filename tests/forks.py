@@ -8,6 +8,7 @@ whose environment changes how Python itself starts, is a whole new process. The 
 tests/cli/test_main.py, tests/cli/test_serve.py and tests/install.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -125,6 +126,12 @@ class Template:
                 env={**os.environ, **WITHOUT_THREADS, "PYTHONPATH": str(ROOT / "src")},
             )
 
+    def close(self) -> None:
+        """It ends when the connection does, whoever else has inherited our end of it. Brokers that still run are not ended."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._process.wait()
+
     def ask(self, request: dict[str, Any], handles: Sequence[int] = ()) -> int:
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], handles)
@@ -145,7 +152,15 @@ def _template_for(env: Mapping[str, str]) -> Template | None:
     template = _TEMPLATES.get(os.getpid())
     if template is None and hasattr(os, "pidfd_open"):
         template = _TEMPLATES[os.getpid()] = Template()
+        atexit.register(close)
     return None if template is None or _early(env) != template.early else template
+
+
+def close() -> None:
+    """End the template of this process, if it has one."""
+    template = _TEMPLATES.pop(os.getpid(), None)
+    if template is not None:
+        template.close()
 
 
 def start(
