@@ -99,3 +99,16 @@ def serving() -> Iterator[Store]:
         finally:
             server.send_signal(signal.SIGKILL)
             server.wait()
+
+
+@contextmanager
+def serving_alone() -> Iterator[Store]:
+    """The same, and nothing in the environment of this process names another store."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "PYICEBERG_")):
+                patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("PYICEBERG_HOME", "/nonexistent")
+        with serving() as found:
+            yield found

@@ -1,6 +1,6 @@
 """Lake tables: a batch counts once whatever is cut off when, readers see whole files only, columns come and never change.
 
-Most of it calls the committers as Spark's driver does, without Spark; one stream per format goes through the real sink.
+The committers are called as Spark's driver calls them, without Spark; test_lake_queries.py goes through the real sink.
 """
 
 import datetime
@@ -8,7 +8,7 @@ import decimal
 import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deltalake
 import duckdb
@@ -27,9 +27,6 @@ from quintet.spark.lake.storage import files, journal, swap
 from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.table import LakeTable
 from quintet.spark.source.options import OptionError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema(
     [
@@ -646,48 +643,3 @@ class TestOptions:
             ParquetTable(str(tmp_path / "t")).listing()
         with pytest.raises(LakeError, match="there are parquet, delta, iceberg"):
             table_of(str(tmp_path), "orc")
-
-
-@pytest.fixture(scope="module")
-def source(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("source")
-    lake.register(spark)
-    for part in range(3):
-        pq.write_table(rows(part * 100, 100, TOPICS), folder / f"{part}.parquet")
-    return folder
-
-
-class TestSpark:
-    @pytest.mark.parametrize("format", sorted(FORMATS))
-    def test_a_stream_to_a_table_and_back(
-        self, spark: "SparkSession", source: Path, tmp_path: Path, format: str
-    ) -> None:
-        stream = spark.readStream.schema(spark.read.parquet(str(source)).schema)
-        query = (
-            stream.option("maxFilesPerTrigger", "1")
-            .parquet(str(source))
-            .writeStream.format(lake.FORMAT)
-            .options(format=format, path=str(tmp_path / "t"), partitionBy="date,topic", compactEvery="2")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        table = table_of(str(tmp_path / "t"), format)
-        assert table.fence(str(query.id)) == 2
-        assert len(table.paths()) == 2 * len(TOPICS)  # one compaction of two batches, and the third
-        found = lake.read(spark, str(tmp_path / "t"))
-        assert found.orderBy("offset").toArrow().cast(SCHEMA).select(SCHEMA.names) == rows(0, 300, TOPICS)
-        assert left(table) == []
-
-    def test_a_batch_write_that_may_come_twice(self, spark: "SparkSession", source: Path, tmp_path: Path) -> None:
-        frame = spark.read.parquet(str(source))
-        for _ in range(2):
-            writer = frame.write.format(lake.FORMAT).mode("append")
-            writer.options(path=str(tmp_path / "t"), txnAppId="me", txnVersion="7").save()
-        assert lake.read(spark, str(tmp_path / "t"), "parquet").count() == 300
-
-    def test_a_refusal_is_one_sentence(self, spark: "SparkSession", source: Path, tmp_path: Path) -> None:
-        frame = spark.read.parquet(str(source)).limit(1)
-        with pytest.raises(Exception, match="rows are only added to a lake table"):
-            frame.write.format(lake.FORMAT).mode("overwrite").save(str(tmp_path / "t"))

@@ -1,15 +1,14 @@
 """Lake tables in an object store, against an S3 server: a batch counts once whoever is cut off when, and whoever else commits.
 
-The committers are called as Spark's driver calls them; one archive goes through Spark and comes back.
+The committers are called as Spark's driver calls them; test_lake_queries.py takes one archive through Spark and back.
 """
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deltalake
 import msgspec
@@ -30,66 +29,26 @@ from quintet.spark.lake.storage import files
 from quintet.spark.lake.storage import options as storage
 from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.storage.journal import Commit, Journal
-from quintet.spark.lake.storage.objects import ObjectPath, located
+from quintet.spark.lake.storage.objects import located
 from quintet.spark.lake.table import LakeTable
-from quintet.spark.pipelines import archive, base, restore
-from quintet.spark.pipelines.checks.reconcile import reconcile
+from quintet.spark.pipelines import archive, base
 from quintet.spark.pipelines.running import arguments as given
-from tests.spark.conftest import FlightServer
-from tests.spark.data import create, fill
-from tests.spark.store import BUCKET, KEY, SECRET, Store, serving
-from tests.spark.test_archive import FOREVER_MS, contents
+from tests.spark.store import BUCKET, KEY, SECRET, Store, serving_alone
+from tests.spark.store_tables import FORMATS, Maker
 from tests.spark.test_lake import BY, SCHEMA, TOPICS, offsets, put, rows, stage
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 CUT = RuntimeError("cut off")
-FORMATS = ("delta", "iceberg")  # Parquet has no log, and a store no rename
 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith(("AWS_", "PYICEBERG_")):
-                patch.delenv(name)
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        patch.setenv("PYICEBERG_HOME", "/nonexistent")
-        with serving() as found:
-            yield found
-
-
-class Maker:
-    """Tables of one test: opened anew each time, as by another process."""
-
-    def __init__(self, store: Store, path: str, uri: str) -> None:
-        self.store = store
-        self.path = path
-        self.catalog = {"type": "sql", "uri": uri, "table": f"db.{path.rpartition('/')[2]}"}
-
-    def beside(self, name: str) -> "Maker":
-        return Maker(self.store, f"{self.path}_{name}", self.catalog["uri"])
-
-    def open(self, format: str) -> LakeTable:
-        catalog = self.catalog if format == "iceberg" else {}
-        return table_of(self.path, format, BY, storage.parse(self.store.options), catalog)
-
-    @property
-    def where(self) -> ObjectPath:
-        found = located(self.path, storage.parse(self.store.options))
-        assert isinstance(found, ObjectPath)
-        return found
-
-    def names(self) -> list[str]:
-        """Every object of the table."""
-        return [str(path.relative_to(self.where)) for path in self.where.walk()]
+    with serving_alone() as found:
+        yield found
 
 
 @pytest.fixture
 def make(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> Maker:
-    name = "".join(sign if sign.isalnum() else "-" for sign in str(request.node.name)).strip("-")
-    return Maker(store, f"s3://{BUCKET}/{name}/t", f"sqlite:///{tmp_path}/catalog.db")
+    return Maker.of_test(store, tmp_path, str(request.node.name))
 
 
 @pytest.fixture(params=FORMATS)
@@ -607,53 +566,6 @@ class TestFailures:
         with pytest.raises(StoreUnreachable, match=words) as raised:
             table_of("s3://lake/x", "delta", BY, told).schema()
         assert not failures.explain(raised.value).incurable
-
-
-class TestSpark:
-    def test_an_archive_in_the_store_comes_back_as_it_was(
-        self,
-        spark: "SparkSession",
-        broker: FlightServer,
-        make: Maker,
-        format: str,
-        tmp_path: Path,
-        capfd: pytest.CaptureFixture[str],
-    ) -> None:
-        topic, again = f"stored-{format}", f"stored-{format}-again"
-        for name in (topic, again):
-            create(broker, name, 2, retention_ms=FOREVER_MS)
-        fill(broker, topic, 2, 20)
-        told = {"url": broker.flight, "path": make.path, **make.store.prefixed}
-        if format == "iceberg":
-            told |= {f"catalog.{name}": value for name, value in make.catalog.items()}
-        run = {
-            "topics": topic,
-            "format": format,
-            "name": topic,
-            "checkpoint": str(tmp_path / "state"),
-            "trigger": "now",
-        }
-        options = given.options(archive, told | run)
-        assert isinstance(options, archive.Options)
-        (query,) = archive.start(spark, options)
-        query.awaitTermination()
-        query.explain(True)
-        frame = lake.read(spark, make.path, options=base.lake_options(options))
-        frame.explain(True)
-        assert frame.count() == 40
-        if format == "delta":  # the other are read by the same scan
-            plans = f"{make.path}-plans"
-            restored = given.options(restore, told | {"topic": again, "headers": "exact", "state": plans})
-            assert isinstance(restored, restore.Options)
-            restore.run(spark, restored)
-            kept_at = lake.directory(plans, base.lake_options(restored))
-            assert isinstance(kept_at, ObjectPath) and list(kept_at.walk()), "the plan is where state= says"
-            assert contents(broker, again) == contents(broker, topic)
-            said, right = reconcile(spark, options, make.path, format, [topic], base.lake_options(options))
-            assert right, said
-        shown = f"{capfd.readouterr()} {query.lastProgress} {query.recentProgress}"
-        kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
-        assert all(word not in shown and word.encode() not in kept for word in (SECRET, KEY))
 
 
 def _drive(endpoint: str, *told: str) -> None:
