@@ -39,10 +39,16 @@ spark.stop()
 
 LONG = "QUINTET_TEST_LONG"  # set: the cluster that spark-submit makes of itself, with the Java from pip, too
 # Workers of Spark's own, which load nothing of ours, may flush their last answer after the session has closed its socket, several
-# at a time: the lines of their tracebacks come mixed. One that tells of anything else leaves its own lines.
-TOO_LATE = re.compile(
-    r'Traceback \(most recent call last\):|  File ".*pyspark/daemon\.py", .*|    .*|BrokenPipeError: .*'
+# at a time: the lines of their tracebacks come mixed, and two may stand in one line. One that tells of anything else leaves its own.
+LATE_LINES = (
+    r"Traceback \(most recent call last\):",
+    r'  File "[^"]*pyspark/daemon\.py", line \d+, in \w+',
+    r"    .*",
+    r"(?:BrokenPipeError|ConnectionResetError): \[Errno \d+\] [A-Z][a-z ]+",
+    r"PySpark daemon failed to flush the output to the worker process:",
+    r"During handling of the above exception, another exception occurred:",
 )
+TOO_LATE = re.compile(f"(?:{'|'.join(LATE_LINES)})*")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,28 @@ def probe(master: str, cache: Path, conf: dict[str, str], **environment: str) ->
         timeout=START_S,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), "\n".join(line for line in done.stderr.splitlines() if not TOO_LATE.fullmatch(line))
+    return json.loads(done.stdout), without_late_lines(done.stderr)
+
+
+def without_late_lines(said: str) -> str:
+    return "\n".join(line for line in said.splitlines() if not TOO_LATE.fullmatch(line))
+
+
+def test_late_lines_of_workers_are_overlooked_and_no_others() -> None:
+    late = (
+        "PySpark daemon failed to flush the output to the worker process:\nTraceback (most recent call last):"
+        'Traceback (most recent call last):\n  File "/x/pyspark/daemon.py", line 95, in worker\n    outfile.flush()\n'
+        '  File "/x/pyspark/daemon.py", line 257, in manager\nBrokenPipeError: [Errno 32] Broken pipe\n\n'
+        "ConnectionResetError: [Errno 104] Connection reset by peerBrokenPipeError: [Errno 32] Broken pipe\n"
+    )
+    other = (
+        '  File "/x/quintet/spark/session.py", line 9, in start',
+        "ValueError: x",
+        "BrokenPipeError: of ours",
+        "WARN x",
+    )
+    assert without_late_lines(late) == ""
+    assert without_late_lines(late + "\n".join(other)).splitlines() == list(other)
 
 
 def test_what_it_sets(spark: "SparkSession") -> None:
