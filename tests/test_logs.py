@@ -5,11 +5,14 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from quintet import logs
+
+REPORTS = ("report", "_report")
 
 
 @pytest.fixture(autouse=True)
@@ -73,15 +76,21 @@ def test_the_level_is_kept() -> None:
     assert out.getvalue() == ""
 
 
+@cache
+def reports(source: str) -> list[ast.Call]:
+    """All calls of a module that report something. To parse one costs milliseconds, so it is done once, and not for nothing."""
+    return [
+        node
+        for node in (ast.walk(ast.parse(source)) if "report" in source else ())
+        if isinstance(node, ast.Call)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in REPORTS
+    ]
+
+
 def reported(source: str) -> set[str]:
     """The names of all events that a module reports."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in ("report", "_report") and isinstance(node.args[0].value, str):
-                names.add(node.args[0].value)
-    return names
+    firsts = [node.args[0] for node in reports(source) if node.args]
+    return {first.value for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)}
 
 
 def test_damage_is_logged_as_an_error() -> None:
@@ -137,12 +146,10 @@ def test_every_event_has_one_level() -> None:
 def reserved(text: str) -> set[str]:
     """Reserved names among the fields that this source gives an event, if they are written out."""
     found = set[str]()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Dict):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in ("report", "_report"):
-                names = {str(key.value) for key in node.args[1].keys if isinstance(key, ast.Constant)}
-                found |= names & logs.RESERVED_FIELDS
+    for node in reports(text):
+        if len(node.args) > 1 and isinstance(node.args[1], ast.Dict):
+            names = {str(key.value) for key in node.args[1].keys if isinstance(key, ast.Constant)}
+            found |= names & logs.RESERVED_FIELDS
     return found
 
 
