@@ -103,7 +103,7 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python -m tests.log.cell_trims --seeds 20000
 	@$(BIN)/python tests/crash/backup.py --backups 50
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
-	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install tests/spark/test_session.py -k "declarative or fence or installed_spark or copies or travels"
+	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install tests/spark/test_programs.py -k "declarative or fence or installed_spark or copies or travels"
 	@QUINTET_TEST_LONG=1 QUINTET_S3_BYTES=1300 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py \
 		tests/log/test_flips.py tests/log/test_torn.py tests/log/test_journal.py tests/log/test_model.py tests/broker/test_groups_model.py
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q --timeout=3600 tests/interop/test_felix_rights.py tests/protocols/flymq/test_transactions.py tests/protocols/flymq/test_producers.py \

@@ -1,9 +1,6 @@
 """The runner: options from words, what failed in a sentence, restarts with patience, locks, figures, and real queries."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +19,6 @@ from quintet.spark.pipelines.running import runner
 from quintet.spark.pipelines.running.progress import Figures, ProgressPoller, lag, line
 from quintet.spark.source.options import OptionError
 from tests.spark import ticks
-from tests.spark.conftest import FlightServer
-from tests.spark.machines import CACHE, QUICK, START_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -596,58 +591,3 @@ def test_an_order_breaks_off_a_pipeline_that_would_take_for_ever(spark: "SparkSe
     screen = Notes()
     assert runner.Runner(made, lambda before: spark, lambda report: report.state == "running", screen).go() == 0
     assert screen.notes[-1].startswith("count-a: stopped after ")
-
-
-PROGRAM = """
-import sys
-from quintet.spark.sessions import start
-from quintet.spark.pipelines.running import runner, sessions
-sessions.QUIET.update({"spark.driver.extraJavaOptions": sys.argv[3], "spark.driver.memory": "1g"})
-made = sessions.renewed
-def renewed(*arguments):
-    found = made(*arguments)
-    machine = start.machine()
-    print("machine", machine.process.pid, flush=True)
-    return found
-sessions.renewed = renewed
-sys.exit(runner.run(
-    "tests.spark.ticks", {"name": "t", "checkpoint": sys.argv[1], "url": sys.argv[2], "trigger": "200ms"}, master="local[1]"
-))
-"""
-
-
-@pytest.mark.timeout(2 * START_S)  # two machines
-def test_a_machine_that_dies_is_replaced_and_sigterm_ends_it(broker: FlightServer, tmp_path: Path) -> None:
-    """The whole of it: a process, a broker that hears of it, the virtual machine killed under it."""
-    from quintet.spark.source.connection import FlightConnection
-    from quintet.spark.source.options import target
-
-    environment = {**os.environ, "XDG_CACHE_HOME": str(CACHE)}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "c"), broker.flight, QUICK]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        first = int(process.stdout.readline().split()[1])
-        with FlightConnection(target({"url": broker.flight})) as link:
-
-            def until(wanted: Callable[[PipelineReport], bool]) -> None:
-                while process.poll() is None:
-                    found = [each.report for each in link.pipelines().pipelines if each.report.name == "t"]
-                    if found and wanted(found[0]):
-                        return
-                    time.sleep(0.1)
-                raise AssertionError(f"it ended early: {process.communicate()[1]}")
-
-            until(lambda report: report.batches > 0)
-            os.kill(first, signal.SIGKILL)
-            assert int(process.stdout.readline().split()[1]) != first
-            until(lambda report: report.restarts == 1 and report.state == "running" and report.rows_in > 0)
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=60)
-            assert process.returncode == 0, said
-            mine = [each.report.state for each in link.pipelines().pipelines if each.report.name == "t"]
-            assert mine == ["stopped"]
-    assert "Starting again from its checkpoint in 1 s." in said
-    assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("t: stopped, ")
