@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes of tests at once (tests/conftest.py says who shares one): one more than two cores, as many of them wait. 0: all in one.
-PROCESSES ?= 3
+# Processes of tests at once (tests/conftest.py says who shares one): twice as many as two cores, as half of them wait. 0: all in one.
+PROCESSES ?= 4
 # The Rust kernel is built again when its sources change, and when Rust appears or disappears.
 CARGO := $(shell command -v cargo 2>/dev/null)
 KERNEL_STAMP := .venv/.stamp-kernel-$(if $(CARGO),rust,pure)

@@ -1,11 +1,11 @@
 """What every test gets: an environment without the developer's own QUINTET_ variables, and a process to run in.
 
 `make test` runs some processes of tests (pytest-xdist, --dist loadscope). A file stays together, for the broker that its
-tests share; the files that need a Spark session are two groups of about the same length, for two sessions, and those that share a
-Kafka are one. What takes longest is begun first, so that no process works alone in the end, and files that wait take turns with
-files that compute, so that few processes wait at the same time. Plain `pytest` runs all in one process. The groups are made
-here, by a scheduler of our own: xdist's marks for groups have no effect with pytest 9.2 (it sets an attribute of tests that nobody
-reads any more). So a run in which a file was torn between two processes fails.
+tests share; the files that need a Spark session are one group, as are those that share a Kafka. What takes longest is begun
+first, so that no process works alone in the end, and files that wait take turns with files that compute, so that few processes
+wait at the same time. Plain `pytest` runs all in one process. The groups are made here, by a scheduler of our own: xdist's marks
+for groups have no effect with pytest 9.2 (it sets an attribute of tests that nobody reads any more). So a run in which a file
+was torn between two processes fails.
 """
 
 import atexit
@@ -29,13 +29,15 @@ from quintet.config import ENV_OTHER, ENV_OTHER_PREFIX, ENV_PREFIX
 ROOT: Final = Path(__file__).parents[1]
 SHARES_SESSION: Final = re.compile(r"def \w+\([^)]*\bspark\b *[:,)]")
 _ran_by: dict[str, set[str]] = {}  # file -> processes
-# Files of tests/spark from this name on are in the second group. The first has as much to do.
-SECOND_SESSION_FROM: Final = "tests/spark/test_lake"
-SHARES_KAFKA: Final = re.compile(r"def \w+\(servers: str\b")
+SHARES_KAFKA: Final = re.compile(r"(?:def test_\w+|fixture\b.*\ndef \w+)\(servers: str\b")
 # What has long files and waits most of its time, for programs and for time-outs of the broker, takes turns with what keeps a core busy; the many
-# short files behind both fill the gaps in the end.
+# short files behind both fill the gaps in the end. The longest files are named, longest first (pytest --durations=150): one that
+# is begun late keeps one process busy when the others have nothing left.
 WAITING: Final = (
-    "tests/spark/test_cluster.py", "tests/crash/test_spark.py", "tests/crash", "tests/install", "tests/spark", "tests/abuse", "tests/interop", "tests/client", "tests/turns", "tests/flight", "tests/cli",
+    "tests/spark/test_cluster.py", "tests/install", "tests/spark/test_lake_objects.py", "tests/spark/test_programs.py", "tests/crash/test_kafka_disks.py",
+    "tests/crash/test_spark.py", "tests/crash/test_kafka_trouble.py", "tests/crash/test_doors.py", "tests/abuse/test_felix_quic_abuse.py",
+    "tests/spark/test_lake.py", "tests/crash", "tests/spark", "tests/abuse", "tests/interop", "tests/console", "tests/client", "tests/turns", "tests/flight", "tests/cli",
+    "tests/telemetry",
 )  # fmt: skip
 COMPUTING: Final = ("tests/test_", "tests/log", "tests/kernel", "tests/protocols", "tests/net", "tests/broker")
 
@@ -104,7 +106,7 @@ def group_of(file: str) -> str:
         return "kafka"
     if not file.startswith("tests/spark/") or not SHARES_SESSION.search((ROOT / file).read_text()):
         return file
-    return "spark 2" if file >= SECOND_SESSION_FROM else "spark 1"
+    return "spark"
 
 
 def turns_of(files: Iterable[str]) -> dict[str, float]:
